@@ -212,5 +212,9 @@ ZOO = Table(
 # Computations that need a framework, so that the verbs themselves import none.
 CALCULATIONS = Table(
     "calculation",
-    {"paper-cost": "joulelab.zoo.cost:cost_summary", "require-device": "joulelab.train.devices:require_device"},
+    {
+        "paper-cost": "joulelab.zoo.cost:cost_summary",
+        "prompt-lengths": "joulelab.infer.decoding:prompt_lengths",
+        "require-device": "joulelab.train.devices:require_device",
+    },
 )

@@ -83,7 +83,7 @@ MailProg=/bin/true
 """
 NODE = (
     "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 Boards=1 SocketsPerBoard=1 "
-    "CoresPerSocket=4 ThreadsPerCore=1 RealMemory=8000 Gres=gpu:fake:2 State=UNKNOWN\n"
+    "CoresPerSocket=4 ThreadsPerCore=1 RealMemory=16000 Gres=gpu:fake:2 State=UNKNOWN\n"
 )
 
 

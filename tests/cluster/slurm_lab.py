@@ -22,6 +22,7 @@ class Lab:
     def __init__(self, folder, cluster, library):
         self.folder, self.cluster, self.store = folder, cluster, folder / "runs"
         mine = {"LD_LIBRARY_PATH": str(library.parent), "OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(folder)}
+        mine["JOULELAB_RUNS"] = str(self.store)
         self.env = {**os.environ, **cluster.environment, **mine}
         self.sims = {node: NvmlSim(library, cluster.folder / f"{node}.gpus") for node in cluster.nodes}
         for number, (node, sim) in enumerate(self.sims.items(), 1):
@@ -30,7 +31,11 @@ class Lab:
             sim.write()
 
     def joulelab(self, *words, env=None):
-        command = [sys.executable, "-m", "joulelab", *map(str, words), "--runs-dir", str(self.store)]
+        return self.joulelab_as_is(*words, "--runs-dir", self.store, env=env)
+
+    def joulelab_as_is(self, *words, env=None):
+        """The words as they are; the store is in the environment, because `-- PROGRAM` ends the options."""
+        command = [sys.executable, "-m", "joulelab", *map(str, words)]
         more = {"env": {**self.env, **(env or {})}, "cwd": self.folder, "timeout": PATIENCE_S, "check": False}
         return subprocess.run(command, capture_output=True, text=True, **more)
 

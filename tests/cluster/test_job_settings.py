@@ -50,3 +50,14 @@ def test_a_site_file_that_is_named_must_be_there(tmp_path, monkeypatch):
         monkeypatch.setenv("JOULELAB_SLURM", name)
         with pytest.raises(NotFoundError, match=r"gone\.yaml"):
             job_settings(None, {})
+
+
+def test_cpu_jobs_have_their_own_resources_whatever_the_preset(site, tmp_path):
+    plain = job_settings("h100", {"time": "48:00:00"}, site).cpu_jobs
+    assert (plain.cpus, plain.memory, plain.time) == (4, "8G", "02:00:00")
+    site.write_text('defaults:\n  cpu_jobs: {cpus: 8, time: "4:00:00"}\n')
+    ours = job_settings("h100", {"cpu_jobs": {"memory": "1G"}}, site).cpu_jobs
+    assert (ours.cpus, ours.memory, ours.time) == (8, "1G", "4:00:00")
+    for wrong in ({"memory": "lots"}, {"time": "long"}, {"cpus": 0}, {"gpus": 1}):
+        with pytest.raises(ConfigError):
+            job_settings(None, {"cpu_jobs": wrong}, tmp_path / "none")

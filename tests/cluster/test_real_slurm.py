@@ -25,7 +25,7 @@ LIMITED_STEPS = 600
 def limited(lab):
     """Its limit is drawn close once it trains: Slurm then warns it within half a minute, on any machine."""
     words = ("--time", "30", "--warn", "65", "--gpus", "1", "name=limited")
-    job = lab.submit(lab.slow("limited", LIMITED_STEPS), *words)["students"]
+    job = lab.submit(lab.slow("limited", LIMITED_STEPS), *words)["run"]
     threading.Thread(target=draw_limit_close, args=(lab, job, time.monotonic()), daemon=True).start()
     return job
 

@@ -2,8 +2,11 @@
 
 import pytest
 
+from joulelab.cluster import slurm
+from joulelab.cluster.job_settings import job_settings
 from joulelab.cluster.slurm import parse_jobs, parse_queue, states, this_job
-from joulelab.errors import JoulelabError
+from joulelab.cluster.submission import require_resources
+from joulelab.errors import JoulelabError, UsageError
 
 
 def test_output_of_squeue_becomes_states_per_task():
@@ -53,3 +56,52 @@ def test_a_controller_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("joulelab.cluster.slurm.TIMEOUT_S", 0.1)
     with pytest.raises(JoulelabError, match="did not answer"):
         states(["41"])
+
+
+def test_gpu_types_of_partitions_from_sinfo():
+    text = """\
+gpu*|gpu:h100:4(S:0-1),license:2
+gpu*|gpu:a100:8
+old|gpu:2
+cpu|(null)
+mig|gpu:1g.5gb:7,gpu:2080:1
+"""
+    found = {one.name: (one.is_default, one.gpu_types) for one in slurm.parse_partitions(text)}
+    assert found == {
+        "gpu": (True, ("a100", "h100")),
+        "old": (False, ("",)),
+        "cpu": (False, ()),
+        "mig": (False, ("1g.5gb", "2080")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "hint"),
+    [
+        (
+            {"gpu_type": "l40s"},
+            "GPU type 'l40s' was requested, but partition gpu has a100, h100",
+            "old: without a type",
+        ),
+        ({"gpu_type": "h100", "partition": "old"}, "partition old has GPUs without a type", "gpu: a100, h100"),
+        ({"partition": "cpu"}, "1 GPU(s) per node were requested, but partition cpu has none", "GPUs are in: gpu"),
+        ({"partition": "gpus"}, "unknown partition 'gpus'; did you mean 'gpu'?", "gpu, old, cpu"),
+        ({"cpu_partition": "fast"}, "unknown partition 'fast'", "gpu, old, cpu"),
+    ],
+)
+def test_resources_that_the_cluster_lacks_are_refused_with_what_it_has(monkeypatch, tmp_path, options, error, hint):
+    known = slurm.parse_partitions("gpu*|gpu:h100:4\ngpu*|gpu:a100:8\nold|gpu:2\ncpu|(null)\n")
+    monkeypatch.setattr(slurm, "partitions", lambda: known)
+    with pytest.raises(UsageError) as refused:
+        require_resources(job_settings(None, options, tmp_path / "none"), on_gpu=True)
+    assert error in refused.value.message and hint in refused.value.hint
+
+
+def test_resources_that_exist_or_cannot_be_asked_for_are_accepted(monkeypatch, tmp_path):
+    known = slurm.parse_partitions("gpu*|gpu:h100:4\ncpu|(null)\n")
+    monkeypatch.setattr(slurm, "partitions", lambda: known)
+    for options in ({"gpu_type": "h100"}, {}, {"gpus": 0, "partition": "cpu"}, {"partition": "gpu,cpu"}):
+        require_resources(job_settings(None, options, tmp_path / "none"), on_gpu=True)
+    require_resources(job_settings("l40s", {}, tmp_path / "none"), on_gpu=False)
+    monkeypatch.setattr(slurm, "partitions", lambda: None)
+    require_resources(job_settings("l40s", {}, tmp_path / "none"), on_gpu=True)

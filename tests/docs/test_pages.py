@@ -12,6 +12,7 @@ import typer.main
 from documents import ROOT, all_documents, definitions, document, module_file
 
 from joulelab.cli.main import app
+from joulelab.cli.slurm_jobs import options_of
 from joulelab.meter.figures import ErrorName
 from joulelab.runs.spec import experiment_names
 from joulelab.zoo.registry import all_models
@@ -47,7 +48,9 @@ def test_every_option_shown_in_an_example_is_one_of_its_command(path: Path) -> N
             command = command.commands[words.pop(0)]
         if not command.params or getattr(command, "context_settings", {}).get("ignore_unknown_options"):
             continue  # it passes its options on
-        known = {name for parameter in command.params for name in parameter.opts + parameter.secondary_opts}
+        known = set(options_of(command))
+        if words and command.name == "submit" and words[0] in program.commands:  # the words of a verb
+            known |= set(options_of(program.commands[words[0]]))
         unknown += [f"{word}: joulelab {line}" for word in words if word.startswith("--") and word not in known]
     assert not unknown
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from joulelab.errors import ConfigError, JoulelabError
-from joulelab.infer.decoding import Decoder
+from joulelab.infer.decoding import Decoder, PromptFile
+from joulelab.infer.generation.cache import PaddedPrompts
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +67,45 @@ def test_a_step_that_gives_other_tokens_is_refused(model, monkeypatch):
 def test_a_response_that_does_not_fit_is_refused(model):
     with pytest.raises(ConfigError, match="96 positions"):
         Decoder(model, prompts(), new_tokens=90)
+
+
+def padded(*rows):
+    return PaddedPrompts.of(rows, torch.device("cpu"))
+
+
+@torch.no_grad()
+def test_padded_prompts_of_several_batches_give_the_tokens_of_each_alone(model):
+    batches = [[[5, 6, 7, 8, 9], [10, 11]], [[3], [20, 21, 22]]]
+    decoder = Decoder(model, [padded(*batch) for batch in batches], new_tokens=6)
+    alone = [[tokens_of(model, row, 6) for row in batch] for batch in batches]
+    for turn in (1, 0, 1):  # the constructor has read the first batch
+        decoder.prefill()
+        assert torch.equal(responses(decoder), torch.tensor(alone[turn]))
+        decoder.rewind_to_prompt()
+        decoder._token_B1.copy_(torch.tensor([[row[0]] for row in alone[turn]]))
+        assert torch.equal(responses(decoder), torch.tensor(alone[turn]))
+
+
+def responses(decoder):
+    found = [decoder._token_B1.clone()]
+    for _ in range(decoder.new_tokens - 1):
+        decoder._one_step()
+        found.append(decoder._token_B1.clone())
+    return torch.cat(found, 1)
+
+
+def tokens_of(model, prompt, count):
+    """By reading everything again for every token."""
+    row = torch.tensor([prompt])
+    for _ in range(count):
+        row = torch.cat([row, model(input_ids=row).logits[:, -1].argmax(-1, keepdim=True)], 1)
+    return row[0, len(prompt) :].tolist()
+
+
+def test_the_last_batch_is_filled_up_from_the_beginning_of_the_file():
+    prompts = PromptFile("/data/q.txt", [[1], [2, 2], [3, 3, 3]])
+    batches = prompts.batches(2, torch.device("cpu"))
+    assert [batch.lengths_P1.flatten().tolist() for batch in batches] == [[1, 2], [3, 1]]
+    facts = prompts.facts(2, calls=1)
+    assert (facts["file"], facts["count"], facts["batches"], facts["batches_measured"]) == ("q.txt", 3, 2, 1)
+    assert (facts["shortest"], facts["longest"], facts["repeated"]) == (1, 3, 1)

@@ -71,7 +71,6 @@ def test_a_sample_needs_no_prefix_and_text_has_128_tokens():
         ("deit-t", {"batch_size": ","}, "',' names nothing"),
         ("deit-t", {"overrides": ["dtypes=[]"]}, "at least one value is required"),
         ("deit-t", {"overrides": ["prompt_tokens=9"]}, "requires --generate"),
-        (None, {}, "no model"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_in_words(model, flags, words):

@@ -36,8 +36,8 @@ def test_every_figure_of_a_comparison_has_a_file_name_of_its_own(made, tmp_path:
     made.write_group(tmp_path, made.demo_records(True), True)
     page = selection_page(select(tmp_path, ["made-labels-*", "made-response-KD-*"]), tmp_path)
     names = list(figure_names(page))
-    assert names[:5] == ["quality-against-energy", "stages", "break-even", "joules-against-time", "repeats"]
-    assert sum(name.startswith("power-made-") for name in names) == 4 and len(names) == 9
+    assert names[:4] == ["quality-against-energy", "stages", "break-even", "repeats"]
+    assert sum(name.startswith("power-made-") for name in names) == 4 and len(names) == 8
 
 
 def test_latex_and_csv_keep_special_characters_inside_their_cells() -> None:

@@ -140,7 +140,6 @@ def test_every_figure_says_in_words_what_it_shows(visit: Visit) -> None:
         "Accuracy (%) against energy, teacher included. teacher",
         "Energy by stage, stacked for each method",
         "Energy per student relative to the baseline against the number",
-        "Energy against time per sample at inference",
         "Energy",
         "Power",
     ]

@@ -216,6 +216,9 @@ def show_group(folder: Path, as_json: bool) -> None:
 
     store = GroupPaths(folder).store
     group, records = group_records(folder)
+    if group.compares_inference:
+        show_inference_group(folder, as_json)
+        return
     if group.sweep:
         show_sweep(read_sweep(group, records, store), as_json)
         return
@@ -228,6 +231,21 @@ def show_group(folder: Path, as_json: bool) -> None:
         print(json.dumps(comparison_data(comparison), indent=2))
         return
     print_comparison(comparison)
+
+
+def show_inference_group(folder: Path, as_json: bool, sort: str = "") -> None:
+    from joulelab.report.tables.inference_pair import models_data, models_grids, models_headline
+    from joulelab.runs.groups import group_records
+
+    group, records = group_records(folder)
+    if as_json:
+        import json
+
+        print(json.dumps({"group": group.group_id, "models": models_data(records, sort)}, indent=2))
+        return
+    from joulelab.cli.console import print_answer
+
+    print_answer(models_headline(records), models_grids(records, sort))
 
 
 def show_sweep(sweep: Sweep, as_json: bool) -> None:

@@ -1,12 +1,13 @@
 """`joulelab infer`: latency and energy per inference.
 
-Three ways: profile a model, compute energy per inference from a power log (`--from-log`), or compare the inference
-runs of a student and its teacher (`--against`).
+Four ways, each with its own options: measure models, measure generated text (`--generate`, `--prompts`), compute energy
+per inference from a power log (`--from-log`), or compare the inference runs of a student and its teacher (`--against`).
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +18,16 @@ import typer
 from joulelab.cli.options import (
     AsJson,
     DryRun,
-    EstimateCpu,
     Flag,
     Require,
     RequireGrade,
     RunsDir,
     complete_models,
+    note,
     read_names,
     settings_for,
 )
-from joulelab.errors import ConfigError, UsageError
+from joulelab.errors import ConfigError, JoulelabError, UsageError
 
 if TYPE_CHECKING:
     from joulelab.meter.importers.log_energy import DeviceFigures, IdleGiven
@@ -35,38 +36,42 @@ if TYPE_CHECKING:
     from joulelab.runs.spec import RunSpec
 
 
-def _option(metavar: str, text: str, *names: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=text, show_default=False)
+_MODEL, _TEXT = "Measure models", "Measure generated text (with --generate or --prompts)"
+_PAIR, _LOG = "Compare a student with its teacher (measures nothing)", "Compute from a power log (measures nothing)"
+
+
+def _option(panel: str, metavar: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, show_default=False, rich_help_panel=panel)
 
 
 def infer(
     context: typer.Context,
-    model: Annotated[
-        str | None,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="deit-t, deit-s, deit-b, bert-b, bert-l, a zoo model, a sample, a folder or a hub id.",
+            metavar="MODEL... [KEY.PATH=VALUE]...",
+            help="deit-t, deit-s, deit-b, bert-b, bert-l, zoo models, samples, folders or hub ids; then any setting of "
+            "`joulelab explain --pipeline infer`. Several models are measured one after the other, each in its own "
+            "process, and compared in one table.",
             autocompletion=complete_models,
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Any setting of `joulelab explain --pipeline infer`."),
+    sort: Annotated[
+        str | None,
+        _option(_MODEL, "energy|latency", "Order of several models (default: as named).", "--sort"),
     ] = None,
     batch_size: Annotated[
-        str | None, _option("N,...", "Batch sizes, comma-separated (default: 1).", "--batch-size", "--batch_size")
+        str | None,
+        _option(_MODEL, "N,...", "Batch sizes, comma-separated (default: 1).", "--batch-size", "--batch_size"),
     ] = None,
     seq_length: Annotated[
         str | None,
-        _option(
-            "N,...",
-            "Sequence lengths in tokens (default: 128); not with --generate.",
-            "--seq-length",
-            "--seq_length",
-        ),
+        _option(_MODEL, "N,...", "Sequence lengths in tokens (default: 128).", "--seq-length", "--seq_length"),
     ] = None,
     dtype: Annotated[
         str | None,
         _option(
+            _MODEL,
             "NAME,...",
             "fp32, tf32, autocast-bf16, autocast-fp16 (weights cast on every call), bf16, fp16 (weights cast once); "
             "default: fp32.",
@@ -76,6 +81,7 @@ def infer(
     mode: Annotated[
         str | None,
         _option(
+            _MODEL,
             "NAME,...",
             "eager, compiled, cuda-graph, reduce-overhead, fastest (tries several recipes); default: eager, or "
             "cuda-graph with --generate on a GPU.",
@@ -85,6 +91,7 @@ def infer(
     norm: Annotated[
         str | None,
         _option(
+            _MODEL,
             "NAME,...",
             "Normalization of deit-* and bert-*, interleaved: pre-ln, pre-rms, pre-crms, post-ln, none "
             "(default: as published).",
@@ -93,95 +100,93 @@ def infer(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(
-            "--threads", metavar="N", help="CPU threads (default: OMP_NUM_THREADS if set, else all available)."
-        ),
+        _option(_MODEL, "N", "CPU threads (default: OMP_NUM_THREADS if set, else all available).", "--threads"),
     ] = None,
     min_run_time: Annotated[
-        float | None, typer.Option("--min-run-time", metavar="S", help="Minimum seconds per row (default: 5).")
+        float | None, _option(_MODEL, "S", "Minimum seconds per row (default: 5).", "--min-run-time")
     ] = None,
     target_ci: Annotated[
         str | None,
-        typer.Option("--target-ci", metavar="PERCENT", help="Measure until the energy interval is this narrow: 2%."),
+        _option(_MODEL, "PERCENT", "Measure until the energy interval is this narrow: 2%.", "--target-ci"),
     ] = None,
     max_time: Annotated[
         float | None,
-        typer.Option(
-            "--max-time", metavar="S", help="With --target-ci: maximum seconds per row (default: 60, or the minimum)."
-        ),
+        _option(_MODEL, "S", "With --target-ci: maximum seconds per row (default: 60, or the minimum).", "--max-time"),
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option("--weights", metavar="NAME", help="`published`, a folder or a hub id (default: random)."),
+        _option(_MODEL, "NAME", "`published`, a folder or a hub id (default: random).", "--weights"),
     ] = None,
     size: Annotated[
         str | None,
-        typer.Option("--size", metavar="SIZE", help="Size of a zoo model; other models have a single size."),
+        _option(_MODEL, "SIZE", "Size of a zoo model; other models have a single size.", "--size"),
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")] = None,
-    generate: Annotated[
-        bool, typer.Option("--generate", help="Generate text; report prefill and decode separately.")
+    device: Annotated[str | None, _option(_MODEL, "NAME", "auto, cpu or cuda.", "--device")] = None,
+    estimate_cpu: Annotated[
+        bool,
+        typer.Option(
+            "--estimate-cpu",
+            help="Also estimate CPU energy from CPU time (labeled as an estimate).",
+            rich_help_panel=_MODEL,
+        ),
     ] = False,
+    generate: Annotated[
+        bool,
+        typer.Option("--generate", help="Generate text; report prefill and decode separately.", rich_help_panel=_TEXT),
+    ] = False,
+    prompts: Annotated[
+        Path | None,
+        _option(
+            _TEXT,
+            "FILE",
+            "Prompts to answer (implies --generate): .txt with one per line, or .jsonl with `prompt`, `text` or "
+            "`messages`.",
+            "--prompts",
+        ),
+    ] = None,
     prompt_tokens: Annotated[
-        int | None, typer.Option("--prompt-tokens", metavar="N", help="With --generate: prompt tokens (default: 256).")
+        int | None, _option(_TEXT, "N", "Length of random prompts in tokens (default: 256).", "--prompt-tokens")
     ] = None,
     new_tokens: Annotated[
-        int | None,
-        typer.Option("--new-tokens", metavar="N", help="With --generate: new tokens (default: 128)."),
+        int | None, _option(_TEXT, "N", "Tokens of every response (default: 128).", "--new-tokens")
     ] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(
-            "--against",
-            metavar="RUN",
-            help="Do not measure; compare the inference run MODEL (student) with this one (teacher).",
-        ),
+        _option(_PAIR, "RUN", "Compare the inference run MODEL (student) with this one (teacher).", "--against"),
     ] = None,
     distilled_by: Annotated[
-        str | None,
-        typer.Option("--distilled-by", metavar="RUN", help="With --against: the distillation run of the student."),
+        str | None, _option(_PAIR, "RUN", "The distillation run of the student.", "--distilled-by")
     ] = None,
     from_log: Annotated[
         Path | None,
-        typer.Option(
-            "--from-log",
-            metavar="FILE",
-            help="Do not measure; compute energy per inference from a power log or a run directory.",
-        ),
+        _option(_LOG, "FILE", "Energy per inference from a power log or a run directory.", "--from-log"),
     ] = None,
-    latency_ms: Annotated[
-        float | None, typer.Option("--latency-ms", metavar="L", help="With --from-log: latency of one inference.")
-    ] = None,
+    latency_ms: Annotated[float | None, _option(_LOG, "L", "Latency of one inference.", "--latency-ms")] = None,
     idle_from: Annotated[
         str | None,
-        typer.Option(
+        _option(
+            _LOG,
+            "WHAT",
+            "Idle interval FROM..TO of the log, another log, or watts such as 61W (default: detected in the log).",
             "--idle-from",
-            metavar="WHAT",
-            help="With --from-log: idle interval FROM..TO of the log, another log, or watts such as 61W "
-            "(default: detected in the log).",
         ),
     ] = None,
-    time_zone: Annotated[
-        str | None,
-        typer.Option("--time-zone", metavar="ZONE", help="With --from-log: zone of timestamps without offset."),
-    ] = None,
-    period: Annotated[
-        float | None,
-        typer.Option("--period", metavar="S", help="With --from-log: seconds between readings."),
-    ] = None,
-    estimate_cpu: EstimateCpu = False,
+    time_zone: Annotated[str | None, _option(_LOG, "ZONE", "Zone of timestamps without offset.", "--time-zone")] = None,
+    period: Annotated[float | None, _option(_LOG, "S", "Seconds between readings.", "--period")] = None,
     dry_run: DryRun = False,
     require: Require = None,
     require_grade: RequireGrade = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Profile inference: latency (median, IQR), throughput, power, and energy per inference with intervals, gross and
-    above idle. Latency and power come from the same windows; idle power is measured before and after.
+    """Profile inference: energy per item with intervals, gross and above idle, latency (median, IQR), throughput and
+    power. Latency and power come from the same windows; idle power is measured before and after.
 
     Examples:
 
       joulelab infer deit-t --min-run-time 5
+
+      joulelab infer deit-t deit-s deit-b --batch-size 1,8 --sort energy
 
       joulelab infer deit-b --batch-size 1,8,32 --dtype bf16 --mode eager,fastest --target-ci 2%
 
@@ -191,28 +196,146 @@ def infer(
 
       joulelab infer smollm2 --generate --prompt-tokens 256 --new-tokens 128 --batch-size 1,8
 
+      joulelab infer smollm2 --prompts questions.jsonl --new-tokens 64
+
       joulelab infer --from-log power.csv --latency-ms 4.37
 
       joulelab infer STUDENT_RUN --against TEACHER_RUN --distilled-by DISTILLATION_RUN
     """
-    if from_log is not None:
-        _only_with("--from-log", context, {"from_log", "latency_ms", "idle_from", "time_zone", "period", "as_json"})
+    usage = usage_of(context.params)
+    if usage == "log":
+        assert from_log is not None
         infer_from_log(from_log, latency_ms, idle_from, time_zone, period, as_json)
         return
-    for name in ("latency_ms", "idle_from", "time_zone", "period"):
-        if context.params[name] is not None:
-            raise UsageError(f"{_flag(name)} applies to a power log", "add --from-log FILE")
-    if against:
-        _only_with("--against", context, {"model", "against", "distilled_by", "runs_dir", "as_json"})
-        infer_pair(model, against, distilled_by, runs_dir, as_json)
+    if usage == "pair":
+        student = words[0] if words else None
+        if words and len(words) > 1:
+            raise UsageError(f"{len(words)} runs were named; expected one student", "name one run before --against")
+        infer_pair(student, against or [], distilled_by, runs_dir, as_json)
         return
-    if distilled_by is not None:
-        raise UsageError("--distilled-by applies to a comparison", "add --against TEACHER_RUN")
     from joulelab.cli.run import RunOptions, start_run
     from joulelab.runs.store import store_root
 
-    spec = checked_settings(context.params)
-    start_run(spec, RunOptions(store_root(runs_dir), as_json, dry_run, to_json=record_with_rows))
+    name, specs = inference_request(context.params)
+    if len(specs) > 1:
+        infer_models(store_root(runs_dir), name, specs, sort or "", dry_run, as_json)
+        return
+    if sort is not None:
+        raise UsageError("--sort orders several models; one was named", "leave it out")
+    start_run(specs[0], RunOptions(store_root(runs_dir), as_json, dry_run, to_json=record_with_rows))
+
+
+# Which options belong to which way of using `infer`; `words`, --json and the like are in several.
+_FOR_LOGS = ("from_log", "latency_ms", "idle_from", "time_zone", "period")
+_FOR_PAIRS = ("against", "distilled_by")
+_FOR_TEXT = ("prompts", "prompt_tokens", "new_tokens")
+_NOT_FOR_TEXT = ("seq_length", "norm", "size", "weights")
+
+
+def usage_of(params: Mapping[str, Any]) -> str:
+    """`log`, `pair`, `text` or `model`; an option of another one is refused."""
+    given = [name for name, value in params.items() if value not in (None, (), []) and value is not False]
+    if "from_log" in given:
+        _refuse_others("--from-log, which measures nothing", given, {*_FOR_LOGS, "as_json"})
+        return "log"
+    if "against" in given:
+        _refuse_others("--against, which measures nothing", given, {*_FOR_PAIRS, "words", "runs_dir", "as_json"})
+        return "pair"
+    for name in given:
+        if name in _FOR_LOGS:
+            raise UsageError(f"{_flag(name)} applies to a power log", "add --from-log FILE")
+        if name in _FOR_PAIRS:
+            raise UsageError(f"{_flag(name)} applies to a comparison", "add --against TEACHER_RUN")
+    if "generate" not in given and "prompts" not in given:
+        for name in given:
+            if name in _FOR_TEXT:
+                raise UsageError(f"{_flag(name)} applies to generated text", "add --generate")
+        return "model"
+    for name in given:
+        if name in _NOT_FOR_TEXT:
+            instead = "use --prompt-tokens and --new-tokens" if name == "seq_length" else "leave it out"
+            raise UsageError(f"{_flag(name)} has no effect on generated text", instead)
+    if "prompts" in given and "prompt_tokens" in given:
+        raise UsageError("--prompt-tokens has no effect with --prompts, which have their own lengths", "leave one out")
+    return "text"
+
+
+def _refuse_others(with_what: str, given: Iterable[str], allowed: set[str]) -> None:
+    for name in given:
+        if name not in allowed:
+            raise UsageError(f"{_flag(name)} has no effect with {with_what}", "leave it out")
+
+
+_SETTING = re.compile(r"[A-Za-z_][\w.]*=")
+
+
+def inference_request(params: Mapping[str, Any]) -> tuple[str, list[RunSpec]]:
+    """Name of the run or group, and the checked specs: one per model."""
+    if usage_of(params) not in ("model", "text"):
+        raise UsageError("--from-log and --against measure nothing", "run the command directly")
+    words = list(params["words"] or [])
+    overrides = [word for word in words if _SETTING.match(word) and not Path(word).exists()]
+    models = [word for word in words if word not in overrides]
+    if not models:
+        raise UsageError("no model was named", "to try one: joulelab infer deit-t --min-run-time 5")
+    if params["sort"] not in (None, *SORT_KEYS):
+        raise UsageError(
+            f"--sort {params['sort']}: expected {' or '.join(SORT_KEYS)}", "leave it out to keep the order"
+        )
+    specs = [checked_settings({**params, "model": model, "overrides": overrides}) for model in models]
+    names = [getattr(spec, "model", "") for spec in specs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{twice} was named twice", "name each model once; rounds=8 repeats the measurement")
+    if len(specs) == 1:
+        return specs[0].name, specs
+    labeled = [spec.model_copy(update={"label": spec.label or name}) for spec, name in zip(specs, names, strict=True)]
+    return f"infer-{len(specs)}-models", labeled
+
+
+SORT_KEYS = ("energy", "latency")
+
+
+def infer_models(store: Path, name: str, specs: list[RunSpec], sort: str, dry_run: bool, as_json: bool) -> None:
+    """Measure several models as a group: each in its own process, so that memory and caches are independent. A model
+    that fails is reported, and the others are still measured."""
+    from joulelab.cli.run import RunOptions, print_settings, require_inputs
+    from joulelab.runs.groups import create_group
+
+    require_inputs(specs, RunOptions(store, dry_run=dry_run))
+    if dry_run:
+        print_settings({spec.label: spec.model_dump(mode="json") for spec in specs}, as_json)
+        return
+    about = f"Inference of {len(specs)} models"
+    folder = create_group(store, specs, name=name, about=about, sweep=True).folder
+    run_models_folder(folder, sort, as_json)
+
+
+def run_models_folder(folder: Path, sort: str, as_json: bool) -> None:
+    """Measure the models of the group that are not done, and print all in one table."""
+    from joulelab.cli.browse import show_inference_group
+    from joulelab.cli.run import execute_members
+    from joulelab.cli.sweep_member import run_in_subprocess
+    from joulelab.report.page import write_report
+    from joulelab.runs.validity import enforce
+
+    note(f"group {folder}")
+    try:
+        records = execute_members(folder, lambda run, _: run_in_subprocess(run))
+    except BaseException:
+        print(f"show what is done: joulelab show {folder}", file=sys.stderr)
+        print(f"resume it:         joulelab run --resume {folder}", file=sys.stderr)
+        raise
+    show_inference_group(folder, as_json, sort)
+    note(f"report: {write_report(folder)}")
+    failed = [record for record in records if record.status != "done"]
+    if failed:
+        raise JoulelabError(
+            f"{len(failed)} of {len(records)} models failed: {', '.join(record.label for record in failed)}",
+            f"measure them again: joulelab run --resume {folder}",
+        )
+    for record in records:
+        enforce(record)
 
 
 def record_with_rows(record: RunRecord) -> str:
@@ -224,15 +347,8 @@ def record_with_rows(record: RunRecord) -> str:
     return json.dumps({**json.loads(record.model_dump_json()), "inference": rows_data(record)}, indent=2)
 
 
-def _only_with(option: str, context: typer.Context, allowed: set[str]) -> None:
-    """Refuse options that have no effect with this one."""
-    for name, value in context.params.items():
-        if name not in allowed and value not in (None, (), []) and value is not False:
-            raise UsageError(f"{_flag(name)} has no effect with {option}", "leave it out")
-
-
 def _flag(name: str) -> str:
-    return {"overrides": "a setting", "model": "a model", "as_json": "--json"}.get(name, "--" + name.replace("_", "-"))
+    return {"words": "a model or setting", "as_json": "--json"}.get(name, "--" + name.replace("_", "-"))
 
 
 def _numbers(text: str) -> list[int]:
@@ -272,6 +388,7 @@ FLAGS: Mapping[str, Flag] = {
     "device": Flag("device"),
     "prompt_tokens": Flag("prompt_tokens"),
     "new_tokens": Flag("new_tokens"),
+    "prompts": Flag("prompts", str),
     "require": Flag("energy.require"),
     "require_grade": Flag("energy.require_grade"),
     "generate": Flag("generate", switch=True),
@@ -303,8 +420,6 @@ def _in_options(message: str, given: Iterable[str]) -> str:
 
 
 def infer_settings(params: Mapping[str, Any]) -> dict[str, Any]:
-    if params["model"] is None:
-        raise UsageError("no model was named", "to try one: joulelab infer deit-t --min-run-time 5")
     return settings_for("infer", FLAGS, params, model=params["model"])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from joulelab import __version__
 from joulelab.cli import (
@@ -26,7 +26,7 @@ from joulelab.cli import (
     sweep,
     train,
 )
-from joulelab.cli.options import with_detail_options
+from joulelab.cli.options import GroupedCommand, with_detail_options
 from joulelab.errors import JoulelabError, UsageError
 
 
@@ -59,9 +59,16 @@ app = typer.Typer(
 )
 
 
-def add(task: str, name: str, verb: Callable[..., Any], short_help: str | None = None, **context: bool) -> None:
+def add(
+    task: str,
+    name: str,
+    verb: Callable[..., Any],
+    short_help: str | None = None,
+    cls: type[TyperCommand] | None = None,
+    **context: bool,
+) -> None:
     # the list of commands has room for 61 characters in a terminal of 80 columns
-    command = app.command(name, short_help=short_help, rich_help_panel=task, context_settings=context or None)
+    command = app.command(name, cls=cls, short_help=short_help, rich_help_panel=task, context_settings=context or None)
     command(with_detail_options(verb))
 
 
@@ -84,12 +91,18 @@ RUN = "Train, distill and serve"
 add(RUN, "demo", run.demo, "Distill a student three ways; compare energy and accuracy.")
 add(RUN, "run", run.run, "Run an experiment and report the energy of every stage.")
 add(RUN, "train", train.train, "Train a zoo model and report its energy.")
-add(RUN, "infer", infer.infer, "Profile inference: latency and energy, with intervals.")
+add(RUN, "infer", infer.infer, "Measure energy and latency of inference; compare models.", GroupedCommand)
 add(RUN, "sweep", sweep.sweep, "Run every combination of some settings, N times each.", ignore_unknown_options=True)
 add_several(RUN, "prepare", prepare.app, "Prepare a distillation: text, tokens, counts, student.")
 
 CLUSTER = "Run on a Slurm cluster"
-add(CLUSTER, "submit", slurm_jobs.submit, "Submit an experiment to Slurm as readable job scripts.")
+add(
+    CLUSTER,
+    "submit",
+    slurm_jobs.submit,
+    "Submit an experiment, a command or a program to Slurm.",
+    slurm_jobs.SubmitCommand,
+)
 add(CLUSTER, "watch", slurm_jobs.watch, "Show stage, power and energy so far of running runs.")
 add(CLUSTER, "cancel", slurm_jobs.cancel, "Cancel the Slurm jobs of a run or group.")
 

@@ -6,15 +6,16 @@ import contextlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from joulelab.cli.options import Flag, Require, RequireGrade, RunsDir, detail, merged, requested_settings
-from joulelab.errors import UsageError
+from joulelab.errors import JoulelabError, UsageError
 from joulelab.lookup import unknown
 
 if TYPE_CHECKING:
+    from joulelab.runs.measure.measure_session import MeasureSpec
     from joulelab.runs.measure.result import MeasureResult
     from joulelab.runs.record import RunRecord
 
@@ -100,6 +101,15 @@ def measure(
         list[str] | None,
         typer.Option("--set", metavar="energy.KEY=VALUE", help="Any other energy setting (`joulelab explain energy`)."),
     ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--run-dir",
+            metavar="DIR",
+            help="Run directory (default: a new one in the store). A run that `joulelab submit` queued there starts.",
+            show_default=False,
+        ),
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as a single JSON line (last line of stderr).")
@@ -122,25 +132,31 @@ def measure(
 
       joulelab measure --repeat 5 --warmup 1 --json-to cost.json -- ./simulate input.dat
     """
-    if not command:
-        raise UsageError("no program was named", "write it after `--`: joulelab measure -- python train.py")
-    from joulelab.runs.measure.measure_session import MeasureSpec, measure_program
-    from joulelab.runs.measure.program import CannotStart, default_name, find_program, without_secrets
+    from joulelab.runs.attempt import close_run
+    from joulelab.runs.measure.measure_session import measure_program, queued_spec
+    from joulelab.runs.measure.program import CannotStart, find_program
+    from joulelab.runs.paths import RunPaths, require_no_runs
     from joulelab.runs.sensor_discovery import demand_sensors
-    from joulelab.runs.spec import check
     from joulelab.runs.store import load_record, store_root
     from joulelab.runs.validity import enforce
 
-    fixed = {"pipeline": "measure", "name": default_name(command), "command": without_secrets(command)}
-    spec = check(merged(fixed, requested_settings(FLAGS, context.params)))
-    assert isinstance(spec, MeasureSpec)
+    spec, command = measure_spec(context.params), command or []
+    queued = run_dir is not None and (run_dir / "run.json").exists()
+    if run_dir is not None and queued:
+        spec = queued_spec(run_dir, spec)
+    elif run_dir is not None:
+        require_no_runs(run_dir)
     try:
         executable = find_program(command[0])
-    except CannotStart as error:  # one line, as from a shell
-        _print(f"joulelab: {error.message} ({error.hint}); nothing was measured")
-        raise typer.Exit(error.exit_code) from None
-    demand_sensors(spec.energy)
-    result = measure_program(store_root(runs_dir), spec, executable, command, _OnStderr())
+        demand_sensors(spec.energy)
+    except JoulelabError as error:
+        if run_dir is not None and queued:
+            close_run(RunPaths(run_dir), "failed", error)
+        if isinstance(error, CannotStart):  # one line, as from a shell
+            _print(f"joulelab: {error.message} ({error.hint}); nothing was measured")
+            raise typer.Exit(error.exit_code) from None
+        raise
+    result = measure_program(store_root(runs_dir), spec, executable, command, _OnStderr(), run_dir)
     if json_to is not None:
         _write(json_to, result.model_dump_json(indent=2))
     record = load_record(Path(result.folder))
@@ -148,6 +164,21 @@ def measure(
     if result.exit_code == 0:
         enforce(record)
     raise typer.Exit(result.exit_code)
+
+
+def measure_spec(params: Mapping[str, Any]) -> MeasureSpec:
+    """The checked settings of `joulelab measure`; the command in them has no secrets."""
+    from joulelab.runs.measure.measure_session import MeasureSpec
+    from joulelab.runs.measure.program import default_name, without_secrets
+    from joulelab.runs.spec import check
+
+    command = params["command"]
+    if not command:
+        raise UsageError("no program was named", "write it after `--`: joulelab measure -- python train.py")
+    fixed = {"pipeline": "measure", "name": default_name(command), "command": without_secrets(command)}
+    spec = check(merged(fixed, requested_settings(FLAGS, params)))
+    assert isinstance(spec, MeasureSpec)
+    return spec
 
 
 class _OnStderr:

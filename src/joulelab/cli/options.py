@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+import typer.core
 
 from joulelab.errors import UsageError
 from joulelab.units import J_PER_KWH, J_PER_WH
@@ -156,6 +157,23 @@ IncludeRepeated = Annotated[
         "--include-repeated", help="Include energy of work repeated after an interruption in a method's energy."
     ),
 ]
+
+
+class GroupedCommand(typer.core.TyperCommand):
+    """A command whose help lists its options under the headings of `rich_help_panel`, as plain text."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if (row := param.get_help_record(ctx)) is None:
+                continue
+            usual = "Arguments" if param.param_type_name == "argument" else "Options"
+            groups.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(row)
+        if "Options" in groups:  # what applies to all groups is last, as --help is
+            groups["Options"] = groups.pop("Options")
+        for title, rows in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 # Options as settings.

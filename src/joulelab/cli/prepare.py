@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from joulelab.cli.options import AsJson, DryRun, EstimateCpu, Flag, RunsDir, settings_for
+
+if TYPE_CHECKING:
+    from joulelab.runs.spec import RunSpec
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,7 +54,7 @@ def dump(
 
       joulelab prepare dump allenai/c4 --split "train[:100000]"
     """
-    _start("prepare-dump", context.params)
+    _start("dump", context.params)
 
 
 @app.command("binarize", short_help="Tokenize a dump into a flat, memory-mapped store.")
@@ -89,7 +92,7 @@ def binarize(
       joulelab prepare binarize --file_path data/dump.txt --tokenizer_type bert --tokenizer_name bert-base-uncased
       --dump_file data/binarized_text
     """
-    _start("prepare-binarize", context.params)
+    _start("binarize", context.params)
 
 
 @app.command("token-counts", short_help="Count token ids, to mask rare words more often.")
@@ -118,7 +121,7 @@ def token_counts(
       joulelab prepare token-counts --data_file data/binarized_text.bert-base-uncased.pickle
       --token_counts_dump data/token_counts.bert-base-uncased.pickle --vocab_size 30522
     """
-    _start("prepare-token-counts", context.params)
+    _start("token-counts", context.params)
 
 
 @app.command("extract-student", short_help="Initialize a student from some of a teacher's layers.")
@@ -157,7 +160,7 @@ def extract_student(
 
       joulelab prepare extract-student --model_name sample:minilm --layers 0,2,5 --dump_checkpoint data/student
     """
-    _start("prepare-extract-student", context.params)
+    _start("extract-student", context.params)
 
 
 @app.command("reviews", short_help="Tokenize labeled reviews into a store.")
@@ -206,7 +209,7 @@ def reviews(
 
       joulelab prepare reviews my_reviews.csv --class-names negative,positive --limit-train 10000 --limit-eval 1000
     """
-    _start("prepare-reviews", context.params)
+    _start("reviews", context.params)
 
 
 def _layers(text: str) -> list[int]:
@@ -236,10 +239,16 @@ FLAGS: Mapping[str, Flag] = {
 }
 
 
-def _start(pipeline: str, params: Mapping[str, Any]) -> None:
-    from joulelab.cli.run import RunOptions, start_run
+def prepare_spec(step: str, params: Mapping[str, Any]) -> RunSpec:
+    """The checked settings of `joulelab prepare STEP`."""
     from joulelab.runs.spec import check
+
+    return check(settings_for(f"prepare-{step}", FLAGS, params))
+
+
+def _start(step: str, params: Mapping[str, Any]) -> None:
+    from joulelab.cli.run import RunOptions, start_run
     from joulelab.runs.store import store_root
 
-    spec = check(settings_for(pipeline, FLAGS, params))
+    spec = prepare_spec(step, params)
     start_run(spec, RunOptions(store_root(params["runs_dir"]), params["as_json"], params["dry_run"]))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -57,6 +57,7 @@ class RunOptions:
 
 
 def run(
+    context: typer.Context,
     experiment: Annotated[
         str | None,
         typer.Argument(
@@ -136,9 +137,6 @@ def run(
     from joulelab.runs.store import store_root
 
     options = RunOptions(store_root(runs_dir), as_json, dry_run, run_dir, read_phase(until, part))
-    if compare:
-        experiment = comparison_of(experiment)
-    experiment = short_version(experiment) if quick else experiment
     settings = {
         "--budget": budget,
         "--data-script": data_script,
@@ -150,25 +148,38 @@ def run(
     }
     given = [option for option, value in settings.items() if value]
     if resume is not None:
-        if experiment is not None or given:
+        if experiment is not None or given or compare or quick:
             others = given or ["the experiment and settings"]
             raise UsageError("--resume uses the settings of the run itself", f"leave {', '.join(others)} out")
         resume_run(resume, options)
-    elif experiment is None:
-        raise UsageError("no experiment was named", "`joulelab experiments` lists them; to try one: joulelab demo")
-    elif data_script == "prerun":
+    elif data_script == "prerun" and experiment is not None:
         from joulelab.cli.machine import prerun
 
         if overrides or options.until or given != ["--data-script"]:
             raise UsageError("a prerun uses only the energy settings of an experiment", "leave all other options out")
         prerun(prerun_experiment(experiment), runs_dir=runs_dir, as_json=as_json)
     else:
-        energy = {"require": require, "require_grade": require_grade}
-        changes = [f"energy.{key}={value}" for key, value in energy.items() if value is not None]
-        changes += script_settings(data_script, experiment, overrides or []) if data_script else []
-        changes += budget_settings(budget, experiment, overrides or []) if budget else []
+        experiment, changes = requested_experiment(context.params)
         options = replace(options, shard=read_shard(shard, options.until, data_script))
-        start(experiment, [*changes, *(overrides or [])], options)
+        start(experiment, changes, options)
+
+
+def requested_experiment(params: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The experiment that `joulelab run` names and everything that changes it, as `key.path=value`."""
+    experiment, overrides = params["experiment"], list(params["overrides"] or [])
+    if params["compare"]:
+        experiment = comparison_of(experiment)
+    if params["quick"]:
+        experiment = short_version(experiment)
+    if experiment is None:
+        raise UsageError("no experiment was named", "`joulelab experiments` lists them; to try one: joulelab demo")
+    energy = {key: params[key] for key in ("require", "require_grade") if params[key] is not None}
+    changes = [f"energy.{key}={value}" for key, value in energy.items()]
+    if params["data_script"]:
+        changes += script_settings(params["data_script"], experiment, overrides)
+    if params["budget"]:
+        changes += budget_settings(params["budget"], experiment, overrides)
+    return experiment, [*changes, *overrides]
 
 
 def short_version(experiment: str | None) -> str:
@@ -346,10 +357,15 @@ def resume_run(name: str, options: RunOptions) -> None:
 
 
 def resume_group(folder: Path, as_json: bool) -> None:
+    from joulelab.cli.infer import run_models_folder
     from joulelab.cli.sweep import run_sweep_folder
     from joulelab.runs.groups import load_group
 
-    (run_sweep_folder if load_group(folder).sweep else run_group_folder)(folder, as_json)
+    group = load_group(folder)
+    if group.compares_inference:
+        run_models_folder(folder, "", as_json)
+    else:
+        (run_sweep_folder if group.sweep else run_group_folder)(folder, as_json)
 
 
 def run_folder(folder: Path, options: RunOptions) -> None:

@@ -1,10 +1,11 @@
-"""`joulelab submit`, `watch` and `cancel`: experiments on a Slurm cluster."""
+"""`joulelab submit`, `watch` and `cancel`: experiments, other commands and programs on a Slurm cluster."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 from joulelab.cli.options import (
     AsJson,
     Flag,
+    GroupedCommand,
     RunsDir,
     complete_experiments,
     complete_runs,
@@ -27,6 +29,18 @@ if TYPE_CHECKING:
     from joulelab.cluster.jobs import JobsFile
     from joulelab.cluster.submission import SubmissionRequest
     from joulelab.cluster.watch import WatchedJobs, Watcher
+    from joulelab.runs.spec import RunSpec
+
+
+_RESOURCES, _ENVIRONMENT, _EXPERIMENTS = "Resources", "Environment of the job", "Experiments and sweeps"
+
+
+def _resource(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, show_default=False, rich_help_panel=_RESOURCES)
+
+
+def _environment(text: str) -> Any:
+    return typer.Option(help=text, show_default=False, rich_help_panel=_ENVIRONMENT)
 
 
 _SAME_NAME = (
@@ -35,6 +49,9 @@ _SAME_NAME = (
 )
 FLAGS: Mapping[str, Flag] = {
     **{name: Flag(name) for name in _SAME_NAME},
+    "cpu_job_cpus": Flag("cpu_jobs.cpus"),
+    "cpu_job_memory": Flag("cpu_jobs.memory"),
+    "cpu_job_time": Flag("cpu_jobs.time"),
     "venv": Flag("environment.venv"),
     "conda": Flag("environment.conda"),
     "module": Flag("environment.modules", switch=True),
@@ -42,75 +59,165 @@ FLAGS: Mapping[str, Flag] = {
     "exclusive": Flag("exclusive", switch=True),
     "no_requeue": Flag("requeue", lambda _: False, switch=True),
 }
+# Options of submit and of most verbs; with submit they always apply to the submission.
+_ALWAYS_OURS = ("--runs-dir", "--json", "--dry-run", "--run-dir", "--verbose", "-v", "--quiet", "-q")
+_PROGRAM = "measure"
+
+
+class SubmitCommand(GroupedCommand):
+    """`submit [OPTIONS] VERB ...`: options after the verb are the verb's, except those that only submit has.
+
+    After `--` there is a program and its arguments; none of them are options of submit.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own, ctx.meta[VERB] = split_command_line(self, args)
+        return super().parse_args(ctx, own)
+
+
+VERB = "joulelab.verb"
+
+
+def split_command_line(command: Any, args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of submit itself, and the verb with its words (empty if an experiment is named)."""
+    ours = options_of(command)
+    place = 0
+    while place < len(args) and args[place].startswith("-") and args[place] != "--":
+        name, equals, _ = args[place].partition("=")
+        place += 2 if ours.get(name) and not equals else 1
+    if place >= len(args) or (args[place] != "--" and args[place] not in REQUESTS):
+        return list(args), []
+    own, rest = list(args[:place]), list(args[place:])
+    if rest[0] == "--":
+        return own, [_PROGRAM, *rest]
+    verb = [rest.pop(0)]
+    theirs = options_of(verb_command(verb[0]))
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        if word == "--":
+            verb += [word, *rest]
+            break
+        if name in ours and (name in _ALWAYS_OURS or name not in theirs):
+            own.append(word)
+            if ours[name] and not equals and rest:
+                own.append(rest.pop(0))
+        else:
+            verb.append(word)
+    return own, verb
+
+
+def options_of(command: Any) -> dict[str, bool]:
+    """Option -> whether it takes a value; for a command with subcommands, the options of all of them."""
+    if hasattr(command, "commands"):
+        return {name: value for one in command.commands.values() for name, value in options_of(one).items()}
+    options = [param for param in command.params if param.param_type_name == "option"]
+    return {name: not param.is_flag for param in options for name in (*param.opts, *param.secondary_opts)}
+
+
+def verb_command(verb: str) -> Any:
+    from joulelab.cli.main import app
+
+    return typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]  # typer's group has commands
 
 
 def submit(
     context: typer.Context,
-    experiment: Annotated[
-        str | None,
-        typer.Argument(
-            help="Name of an experiment (`joulelab experiments`) or a YAML file.", autocompletion=complete_experiments
-        ),
-    ] = None,
-    overrides: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY.PATH=VALUE]...",
-            help="Settings that override the experiment's; commas sweep.",
+            metavar="EXPERIMENT [KEY.PATH=VALUE]... | VERB ... | -- PROGRAM ...",
+            help="Name of an experiment (`joulelab experiments`) or a YAML file, with settings (commas sweep); or a "
+            "command of joulelab: run, train, infer, sweep, prepare, measure; or a program after `--`.",
+            autocompletion=complete_experiments,
         ),
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="`h100`, `l40s`, or a preset of the site file.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Partition of GPU jobs.")] = None,
-    cpu_partition: Annotated[str | None, typer.Option(help="Partition of CPU jobs.")] = None,
-    time: Annotated[str | None, typer.Option(help="Time limit per job: minutes, H:MM:SS, D-HH:MM:SS.")] = None,
-    gpus: Annotated[int | None, typer.Option(help="GPUs per node, one process each.")] = None,
-    gpu_type: Annotated[str | None, typer.Option(help="Slurm's name of the GPU type.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes per job.")] = None,
-    ranks_per_node: Annotated[int | None, typer.Option(help="Processes per node (default: one per GPU).")] = None,
-    cpus: Annotated[int | None, typer.Option(help="CPU cores per node.")] = None,
-    memory: Annotated[str | None, typer.Option("--mem", help="Memory per node, as in 64G.")] = None,
-    account: Annotated[str | None, typer.Option(help="Account to charge.")] = None,
-    qos: Annotated[str | None, typer.Option(help="Quality of service.")] = None,
-    constraint: Annotated[str | None, typer.Option(help="Required node features.")] = None,
-    exclusive: Annotated[bool, typer.Option("--exclusive", help="Allocate whole nodes (for RAPL).")] = False,
-    warn_s: Annotated[int | None, typer.Option("--warn", help="Seconds before the limit to save and stop.")] = None,
-    no_requeue: Annotated[bool, typer.Option("--no-requeue", help="Do not requeue at the time limit.")] = False,
-    sbatch: Annotated[list[str] | None, typer.Option("--sbatch", help="Additional sbatch option, verbatim.")] = None,
-    venv: Annotated[str | None, typer.Option(help="Virtual environment of the job.")] = None,
-    conda: Annotated[str | None, typer.Option(help="Conda environment of the job.")] = None,
-    module: Annotated[list[str] | None, typer.Option(help="Module to load (repeatable).")] = None,
-    hf_home: Annotated[str | None, typer.Option(help="HF_HOME of the job.")] = None,
-    cache_dir: Annotated[str | None, typer.Option(help="XDG_CACHE_HOME of the job.")] = None,
-    scratch: Annotated[str | None, typer.Option(help="TMPDIR of the job.")] = None,
-    array: Annotated[str | None, typer.Option(metavar="0-3", help="Seeds, one run each.")] = None,
-    repeats: Annotated[int, typer.Option(metavar="N", help="Runs per configuration (seeds).")] = 1,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="`h100`, `l40s`, or a preset of the site file.", rich_help_panel=_RESOURCES),
+    ] = None,
+    partition: Annotated[str | None, _resource("Partition of GPU jobs.")] = None,
+    time: Annotated[str | None, _resource("Time limit per GPU job: minutes, H:MM:SS, D-HH:MM:SS.")] = None,
+    gpus: Annotated[int | None, _resource("GPUs per node, one process each.")] = None,
+    gpu_type: Annotated[str | None, _resource("Slurm's name of the GPU type.")] = None,
+    nodes: Annotated[int | None, _resource("Nodes per job.")] = None,
+    ranks_per_node: Annotated[int | None, _resource("Processes per node (default: one per GPU).")] = None,
+    cpus: Annotated[int | None, _resource("CPU cores per node of GPU jobs.")] = None,
+    memory: Annotated[str | None, _resource("Memory per node of GPU jobs, as in 64G.", "--mem")] = None,
+    cpu_partition: Annotated[str | None, _resource("Partition of CPU jobs (data, report).")] = None,
+    cpu_job_cpus: Annotated[int | None, _resource("CPU cores of CPU jobs (default: 4).")] = None,
+    cpu_job_memory: Annotated[str | None, _resource("Memory of CPU jobs (default: 8G).", "--cpu-job-mem")] = None,
+    cpu_job_time: Annotated[str | None, _resource("Time limit of CPU jobs (default: 2:00:00).")] = None,
+    account: Annotated[str | None, _resource("Account to charge.")] = None,
+    qos: Annotated[str | None, _resource("Quality of service.")] = None,
+    constraint: Annotated[str | None, _resource("Required node features.")] = None,
+    exclusive: Annotated[bool, _resource("Allocate whole nodes (for RAPL).", "--exclusive")] = False,
+    warn_s: Annotated[int | None, _resource("Seconds before the limit to save and stop.", "--warn")] = None,
+    no_requeue: Annotated[bool, _resource("Do not requeue at the time limit.", "--no-requeue")] = False,
+    sbatch: Annotated[list[str] | None, _resource("Additional sbatch option, verbatim.", "--sbatch")] = None,
+    venv: Annotated[str | None, _environment("Virtual environment of the job.")] = None,
+    conda: Annotated[str | None, _environment("Conda environment of the job.")] = None,
+    module: Annotated[list[str] | None, _environment("Module to load (repeatable).")] = None,
+    hf_home: Annotated[str | None, _environment("HF_HOME of the job.")] = None,
+    cache_dir: Annotated[str | None, _environment("XDG_CACHE_HOME of the job.")] = None,
+    scratch: Annotated[str | None, _environment("TMPDIR of the job.")] = None,
+    array: Annotated[
+        str | None, typer.Option(metavar="0-3", help="Seeds, one run each.", rich_help_panel=_EXPERIMENTS)
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option(metavar="N", help="Runs per configuration (seeds).", rich_help_panel=_EXPERIMENTS)
+    ] = 1,
     steps: Annotated[
         str | None,
-        typer.Option(metavar="data,teacher,students,evaluation,report", help="Steps with separate jobs."),
+        typer.Option(
+            metavar="data,teacher,students,evaluation,report",
+            help="Steps with separate jobs.",
+            rich_help_panel=_EXPERIMENTS,
+        ),
     ] = None,
-    both: Annotated[bool, typer.Option("--both", help="Preprocess in a CPU job, then distill with seeds 0-3.")] = False,
-    shards: Annotated[int, typer.Option(metavar="N", help="Split the teacher's work into N tasks.")] = 1,
+    both: Annotated[
+        bool,
+        typer.Option(
+            "--both", help="Preprocess in a CPU job, then distill with seeds 0-3.", rich_help_panel=_EXPERIMENTS
+        ),
+    ] = False,
+    shards: Annotated[
+        int,
+        typer.Option(metavar="N", help="Split the teacher's work into N tasks.", rich_help_panel=_EXPERIMENTS),
+    ] = 1,
     resume: Annotated[
         str | None, typer.Option(metavar="RUN|GROUP", help="Resubmit the unfinished runs of an earlier submission.")
     ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Run directory.", show_default=False)] = None,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Skip the check of the environment.")] = False,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Skip the check of environment, files, partition and GPU type.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the scripts without submitting.")] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submit an experiment to Slurm as job scripts in the run directory, chained by dependencies.
+    """Submit an experiment, another command of joulelab, or any program to Slurm, as job scripts in the run directory.
 
-    Account, partition and environment can be set once in ~/.config/joulelab/slurm.yaml (docs/slurm.md). A run that
-    reaches its time limit saves a checkpoint, is requeued and resumes. Several runs (a group, --array, --repeats,
-    comma-separated values) become an array; data and teacher are prepared once before it. --shards splits the teacher's
-    work (logits, completions, judgments) into an array of tasks whose outputs the students merge.
+    A program is measured with `joulelab measure`. Options of submit precede a verb; after it, options belong to the
+    verb unless only submit has them. Account, partition and environment can be set once in
+    ~/.config/joulelab/slurm.yaml (docs/slurm.md). A run that reaches its time limit saves a checkpoint, is requeued and
+    resumes. Several runs (a group, --array, --repeats, comma-separated values) become an array; data and teacher are
+    prepared once before it. --shards splits the teacher's work (logits, completions, judgments) into an array of tasks
+    whose outputs the students merge.
 
     Examples:
+
+      joulelab submit --preset h100 -- python train.py --epochs 3
 
       joulelab submit demo-kd --preset h100 --time 2:00:00 --dry-run
 
       joulelab submit demo --partition gpu --cpu-partition cpu
+
+      joulelab submit train gpt2 --batch_size 8,16 --max_steps 100 --preset l40s
+
+      joulelab submit infer deit-t deit-s --batch-size 1,8 --preset l40s
+
+      joulelab submit prepare dump sample:reviews --dump_file data/dump.txt
 
       joulelab submit distilbert --both --preset h100
 
@@ -120,44 +227,69 @@ def submit(
 
       joulelab watch last
     """
+    from joulelab.cluster import slurm
     from joulelab.cluster.job_settings import job_settings
-    from joulelab.cluster.plan import plan
+    from joulelab.cluster.plan import plan, plan_program
     from joulelab.cluster.script import check_activation
-    from joulelab.cluster.submission import create_shards, dry_text, preview_shards, resubmission, submit_plan
+    from joulelab.cluster.submission import (
+        create_shards,
+        dry_text,
+        preview_shards,
+        require_resources,
+        resubmission,
+        submit_plan,
+    )
     from joulelab.distill.causal.config import shard_specs
     from joulelab.runs.paths import require_no_runs
     from joulelab.runs.store import store_root
 
-    settings = job_settings(preset, job_options(context.params))
     store = store_root(runs_dir).absolute()
+    verb = context.meta[VERB]
+    program: tuple[str, ...] = ()
     if resume is not None:
-        if experiment is not None or array is not None or repeats > 1 or both or run_dir is not None:
+        if words or verb or array is not None or repeats > 1 or both or run_dir is not None:
             raise UsageError(
                 "--resume uses the settings of the run itself",
                 "leave the experiment, its settings, --array, --repeats, --both and --run-dir out",
             )
         request = resubmission(store, resume)
+        require_restartable(request)
+    elif verb:
+        refuse_experiment_options(verb[0], context.params)
+        request, program = REQUESTS[verb[0]](verb[1:], repeats)
     else:
-        request = submission_request(experiment, overrides or [], array, repeats, both)
-    planned_steps = checked_steps(request, settings, steps, both, shards)
+        request = experiment_request(words or [], array, repeats, both)
+    on_gpu = any(spec.uses_gpu for spec in request.specs)
+    settings = job_settings(preset, job_options(context.params, on_gpu))
+    planned_steps: tuple[str, ...] = ()
+    if program:
+        require_one_node(settings)
+    else:
+        planned_steps = checked_steps(request, settings, steps, both, shards)
     works = shard_specs(request.specs, shards) if shards > 1 else []
     if run_dir is not None and request.is_group:
         raise UsageError("--run-dir applies to a single run, but this is a group", "set --runs-dir to choose a store")
     if run_dir is not None:
         require_no_runs(run_dir)
+    if not dry_run:
+        slurm.require("sbatch")
     if not no_check and not dry_run:
-        require_files(request)
-        check_activation(settings.environment)
+        require_files(request, program)
+        require_resources(settings, on_gpu)
+        check_activation(settings.environment, needs_torch=on_gpu and not program)
     runs = request.preview(store, run_dir) if dry_run else request.create(store, run_dir)
-    sharded = preview_shards(store, works) if dry_run else create_shards(store, works, runs.folder)
-    jobs = plan(
-        runs.members,
-        planned_steps,
-        report_on=runs.folder,
-        nodes=settings.nodes,
-        ranks=settings.ranks,
-        shards=sharded,
-    )
+    if program:
+        jobs = plan_program(runs.members[0].folder, program)
+    else:
+        sharded = preview_shards(store, works) if dry_run else create_shards(store, works, runs.folder)
+        jobs = plan(
+            runs.members,
+            planned_steps,
+            report_on=runs.folder,
+            nodes=settings.nodes,
+            ranks=settings.ranks,
+            shards=sharded,
+        )
     if dry_run:
         print(dry_text(jobs, runs.folder, store, request.name, settings), end="")
         return
@@ -173,22 +305,25 @@ def checked_steps(
     found = read_steps(steps) if steps else usual_steps(request.specs, both, shards)
     require_shards(shards, found)
     for spec in request.specs:
-        require_ranks(spec, settings.nodes, settings.ranks)
+        if spec.uses_gpu:
+            require_ranks(spec, settings.nodes, settings.ranks)
         require_kept_model(spec, found)
     return found
 
 
-def submission_request(
-    experiment: str | None, overrides: list[str], array: str | None, repeats: int, both: bool
-) -> SubmissionRequest:
-    """The requested runs, checked; --both means seeds 0 to 3, as in the original pair of scripts."""
+def experiment_request(words: Sequence[str], array: str | None, repeats: int, both: bool) -> SubmissionRequest:
+    """The runs of an experiment or group, checked; --both means seeds 0 to 3, as in the original pair of scripts."""
     from joulelab.cli.sweep import sweep_members
     from joulelab.cluster.submission import SubmissionRequest, parse_seeds
     from joulelab.runs.groups import check_group, is_group
     from joulelab.runs.spec import check, parse_overrides, read_layers
 
-    if experiment is None:
-        raise UsageError("no experiment was named", "`joulelab experiments` lists them")
+    if not words:
+        raise UsageError(
+            "nothing to submit was named",
+            "name an experiment (`joulelab experiments`), a command such as `train gpt2`, or a program after `--`",
+        )
+    experiment, *overrides = words
     if array is not None and repeats > 1:
         raise UsageError("--array and --repeats both set the number of runs", "give one of them")
     layers = read_layers(experiment)
@@ -203,24 +338,168 @@ def submission_request(
     if array is not None:
         seeds = parse_seeds(array)
         specs = [check({**spec.model_dump(mode="json"), "seed": seed}) for seed in seeds for spec in specs]
+    return _sweep_request(name, specs)
+
+
+def _sweep_request(name: str, specs: Sequence[RunSpec]) -> SubmissionRequest:
+    from joulelab.cluster.submission import SubmissionRequest
+
     several = len(specs) > 1
     about = f"{len(specs)} runs of {name}" if several else ""
     return SubmissionRequest(name, tuple(specs), about, is_group=several, sweep=several)
 
 
-def require_files(request: SubmissionRequest) -> None:
+# `submit VERB ...`: the verb's own command parses its words; the runs are those that the verb would start here.
+
+Requested = tuple["SubmissionRequest", tuple[str, ...]]
+"""The runs, and the command line of a measured program (otherwise empty)."""
+
+
+def _parsed(verb: str, words: Sequence[str]) -> dict[str, Any]:
+    command = verb_command(verb)
+    with command.make_context(f"joulelab {verb}", list(words)) as context:
+        return dict(context.params)
+
+
+def _run_request(words: Sequence[str], repeats: int) -> Requested:
+    from joulelab.cli.run import requested_experiment
+
+    params = _parsed("run", words)
+    for name, instead in (
+        ("resume", "joulelab submit --resume RUN"),
+        ("until", "--steps of submit"),
+        ("part", "--steps of submit"),
+        ("shard", "--shards of submit"),
+    ):
+        if params[name] is not None:
+            raise UsageError(f"--{name} of `run` has no effect in a job", f"use {instead}")
+    if params["data_script"] == "prerun":
+        raise UsageError("--data-script prerun has no effect in a job", "use joulelab submit -- joulelab prerun")
+    experiment, changes = requested_experiment(params)
+    return experiment_request([experiment, *changes], None, repeats, both=False), ()
+
+
+def _train_request(words: Sequence[str], repeats: int) -> Requested:
+    from joulelab.cli.sweep import sweep_members
+
+    return _sweep_request(*sweep_members(["train", *words], repeats)), ()
+
+
+def _sweep_verb_request(words: Sequence[str], repeats: int) -> Requested:
+    from joulelab.cli.sweep import sweep_members
+
+    params = _parsed("sweep", words)
+    if params["resume"] is not None:
+        raise UsageError("--resume of `sweep` has no effect in a job", "use joulelab submit --resume GROUP")
+    name, specs = sweep_members(params["words"] or [], max(params["repeats"], repeats))
+    request = _sweep_request(name, specs)
+    return replace(request, name=params["name"] or f"sweep-{name}"), ()
+
+
+def _infer_request(words: Sequence[str], repeats: int) -> Requested:
+    from joulelab.cli.infer import inference_request
+
+    name, specs = inference_request(_parsed("infer", words))
+    return _sweep_request(name, specs), ()
+
+
+def _prepare_request(words: Sequence[str], repeats: int) -> Requested:
+    from joulelab.cli.prepare import prepare_spec
+
+    steps = verb_command("prepare").commands
+    if not words or words[0] not in steps:
+        found = f"'{words[0]}'" if words else "nothing"
+        raise UsageError(f"prepare: expected one of {', '.join(steps)}, found {found}", "joulelab prepare --help")
+    with steps[words[0]].make_context(f"joulelab prepare {words[0]}", list(words[1:])) as context:
+        spec = prepare_spec(words[0], context.params)
+    return _sweep_request(spec.name, [spec]), ()
+
+
+def _program_request(words: Sequence[str], repeats: int) -> Requested:
+    from joulelab.cli.measure import measure_spec
+    from joulelab.runs.measure.program import without_secrets
+
+    params = _parsed(_PROGRAM, words)
+    command = tuple(params["command"] or ())
+    if params["json_to"] is not None:
+        raise UsageError("--json-to has no effect in a job", "joulelab show RUN --json prints the record")
+    spec = measure_spec(params)
+    if without_secrets(command) != command:
+        raise UsageError(
+            "the command line contains something that looks like a secret; a job script would store it as plain text",
+            "export it as an environment variable before submitting: sbatch passes the environment on to the job",
+        )
+    if Path(command[0]).name == "srun":
+        raise UsageError(
+            "tasks of srun are not children of the measured program, so their CPU time would not be recorded",
+            "leave srun out, or write a job script with srun in front of `joulelab measure` (docs/slurm.md)",
+        )
+    return _sweep_request(spec.name, [spec]), command
+
+
+REQUESTS: Mapping[str, Callable[[Sequence[str], int], Requested]] = {
+    "run": _run_request,
+    "train": _train_request,
+    "infer": _infer_request,
+    "sweep": _sweep_verb_request,
+    "prepare": _prepare_request,
+    _PROGRAM: _program_request,
+}
+# Options that apply to experiments with data, teacher and students; `run EXPERIMENT` and sweeps use --repeats.
+_FOR_EXPERIMENTS = {"array": None, "steps": None, "both": False, "shards": 1}
+
+
+def refuse_experiment_options(verb: str, params: Mapping[str, Any]) -> None:
+    applies = {**_FOR_EXPERIMENTS} if verb in ("run", "train", "sweep") else {**_FOR_EXPERIMENTS, "repeats": 1}
+    for name, absent in applies.items():
+        if params[name] != absent and not (verb == "run" and name in ("steps", "shards")):
+            option = f"--{name}"
+            hint = "joulelab submit EXPERIMENT accepts it"
+            if name == "repeats":
+                hint = "use --repeat N of measure" if verb == _PROGRAM else "leave it out"
+            raise UsageError(f"{option} does not apply to `{verb}`", hint)
+
+
+def require_restartable(request: SubmissionRequest) -> None:
+    if any(spec.pipeline == "measure" for spec in request.specs):
+        raise UsageError(
+            f"{request.name} is a measured program, which cannot be resumed",
+            "submit it again: joulelab submit -- PROGRAM ...",
+        )
+
+
+def require_one_node(settings: JobSettings) -> None:
+    if settings.nodes > 1 or (settings.ranks_per_node or 1) > 1:
+        raise UsageError(
+            f"a measured program is started once, on one node; {settings.nodes} node(s) with "
+            f"{settings.ranks_per_node or 1} process(es) were requested",
+            "start its processes with torchrun or accelerate; for several nodes write a job script with srun in front "
+            "of `joulelab measure` (docs/slurm.md)",
+        )
+
+
+def require_files(request: SubmissionRequest, program: Sequence[str]) -> None:
     """Check files and data before submitting; packages and GPUs may exist only on the nodes."""
     from joulelab.errors import ConfigError, SeveralProblems, find_problems
 
+    if program:
+        from joulelab.runs.measure.program import find_program
+
+        find_program(program[0])
     found = find_problems(spec.preflight for spec in request.specs)
     refused = [problem for problem in found if isinstance(problem, NotFoundError | ConfigError)]
     if refused:
         raise refused[0] if len(refused) == 1 else SeveralProblems(refused)
 
 
-def job_options(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The options given on the command line as settings of a job."""
-    return merged({}, requested_settings(FLAGS, {name: params[name] for name in FLAGS}))
+def job_options(params: Mapping[str, Any], on_gpu: bool = True) -> dict[str, Any]:
+    """The options given on the command line as settings of a job; --cpus, --mem and --time of a run without a GPU are
+    those of its CPU job."""
+    given = {name: params[name] for name in FLAGS}
+    if not on_gpu:
+        for name, ours in (("cpus", "cpu_job_cpus"), ("memory", "cpu_job_memory"), ("time", "cpu_job_time")):
+            given[ours] = given[ours] if given[ours] is not None else given[name]
+    return merged({}, requested_settings(FLAGS, given))
 
 
 def print_jobs(folder: Path, jobs: JobsFile, as_json: bool) -> None:

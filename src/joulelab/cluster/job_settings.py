@@ -13,9 +13,9 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator
 
 from joulelab import lookup
 from joulelab.errors import ConfigError, NotFoundError
@@ -43,23 +43,60 @@ class Environment(Section):
     """Shell lines to run last."""
 
 
+def _slurm_time(value: str) -> str:
+    if not _TIME.fullmatch(value):
+        raise ValueError(f"expected minutes, H:MM:SS or D-HH:MM:SS, as in 90, 4:00:00 or 2-00:00:00, found '{value}'")
+    return value
+
+
+def _slurm_memory(value: str) -> str:
+    if value and not _MEMORY.fullmatch(value):
+        raise ValueError(f"expected a number and K, M, G or T, as in 64G or 512M, found '{value}'")
+    return value
+
+
+def _quoted(value: Any) -> Any:
+    """YAML parses 4:00:00 as 14400, which is indistinguishable from a number."""
+    if isinstance(value, (int, float)):
+        raise ValueError(f'expected text in quotes, as in "4:00:00" or "64G", found the number {value}')
+    return value
+
+
+QuotedText = Annotated[str, BeforeValidator(_quoted)]
+SlurmTime = Annotated[str, AfterValidator(_slurm_time), BeforeValidator(_quoted)]
+SlurmMemory = Annotated[str, AfterValidator(_slurm_memory), BeforeValidator(_quoted)]
+
+
+class CpuJobSettings(Section):
+    """Resources of jobs without a GPU: data preparation and reports. A GPU preset does not change them."""
+
+    cpus: int = Field(4, ge=1)
+    """CPU cores."""
+    memory: SlurmMemory = "8G"
+    """Memory, as in `16G`; empty: the partition's default."""
+    time: SlurmTime = "02:00:00"
+    """Time limit: minutes, H:MM:SS or D-HH:MM:SS."""
+
+
 class JobSettings(Section):
     """Resources and environment of a job."""
 
-    partition: str = ""
+    partition: QuotedText = ""
     """Partition of GPU jobs; empty: the cluster's default."""
-    cpu_partition: str = ""
+    cpu_partition: QuotedText = ""
     """Partition of CPU jobs (data, report); empty: the same as `partition`."""
-    account: str = ""
+    cpu_jobs: CpuJobSettings = CpuJobSettings()
+    """CPUs, memory and time of CPU jobs (data, report)."""
+    account: QuotedText = ""
     """Account to charge."""
     qos: str = ""
     """Quality of service."""
     constraint: str = ""
     """Required node features."""
-    time: str = "04:00:00"
-    """Time limit of each job: minutes, H:MM:SS or D-HH:MM:SS."""
+    time: SlurmTime = "04:00:00"
+    """Time limit of each GPU job: minutes, H:MM:SS or D-HH:MM:SS."""
     gpus: int = Field(1, ge=0, le=64)
-    """GPUs per node, with one process each."""
+    """GPUs per node, with one process each; 0: a job without a GPU."""
     gpu_type: str = ""
     """Slurm's name of the GPU type, as in `--gpus-per-node=h100:1`; empty: any."""
     nodes: int = Field(1, ge=1, le=10_000)
@@ -68,7 +105,7 @@ class JobSettings(Section):
     """Processes per node; null: one per GPU."""
     cpus: int | None = Field(None, ge=1)
     """CPU cores per node."""
-    memory: str = ""
+    memory: SlurmMemory = ""
     """Memory per node, as in `64G`; empty: the partition's default."""
     exclusive: bool = False
     """Allocate whole nodes, so that RAPL measures only this job."""
@@ -92,30 +129,6 @@ class JobSettings(Section):
     """Additional environment variables."""
     sbatch: tuple[str, ...] = ()
     """Additional options of sbatch, each as `--option=value`."""
-
-    @field_validator("time", "memory", "partition", "cpu_partition", "account", mode="before")
-    @classmethod
-    def _text_in_quotes(cls, value: Any) -> Any:
-        """YAML parses 4:00:00 as 14400, which is indistinguishable from a number."""
-        if isinstance(value, (int, float)):
-            raise ValueError(f'expected text in quotes, as in "4:00:00" or "64G", found the number {value}')
-        return value
-
-    @field_validator("time")
-    @classmethod
-    def _time_as_slurm_writes_it(cls, value: str) -> str:
-        if not _TIME.fullmatch(value):
-            raise ValueError(
-                f"expected minutes, H:MM:SS or D-HH:MM:SS, as in 90, 4:00:00 or 2-00:00:00, found '{value}'"
-            )
-        return value
-
-    @field_validator("memory")
-    @classmethod
-    def _memory_as_slurm_writes_it(cls, value: str) -> str:
-        if value and not _MEMORY.fullmatch(value):
-            raise ValueError(f"expected a number and K, M, G or T, as in 64G or 512M, found '{value}'")
-        return value
 
     @field_validator("sbatch")
     @classmethod

@@ -30,6 +30,7 @@ class Member:
 
     folder: Path
     has_teacher: bool
+    needs_gpu: bool = True
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class PlannedJob:
     array: bool = False
     needs_gpu: bool = True
     one_node: bool = False
+    measured: bool = True
+    restartable: bool = True
     after: str | None = None
 
 
@@ -125,14 +128,27 @@ def plan(
         about = "Prepare the teacher and its outputs once for all students."
         add("teacher", about, _run_command("teacher") + several, runs=(teaching,))
     until: Phase | None = "train" if "evaluation" in steps else None
-    about = "Run the remaining phases of each member." if until is None else "Train each member."
-    add("students", about, _run_command(until) + several, runs=folders, array=many)
+    step = "students" if any(member.has_teacher for member in members) else "run"
+    if until is not None:
+        about = "Train each member."
+    else:
+        about = "Run the remaining phases of each member." if len(jobs) or many else "Execute the run."
+    on_gpu = any(member.needs_gpu for member in members)
+    command = _run_command(until) + several
+    add(step, about, command, runs=folders, array=many, needs_gpu=on_gpu, one_node=not on_gpu)
     if "evaluation" in steps:
         add("evaluation", "Evaluate each member.", _run_command(None), runs=folders, array=many, one_node=True)
     if "report" in steps:
         command = f"{_JOB} report {shlex.quote(str(report_on))}"
-        add("report", "Import Slurm's accounting and write the report.", command, needs_gpu=False, one_node=True)
+        about = "Import Slurm's accounting and write the report."
+        add("report", about, command, needs_gpu=False, one_node=True, measured=False)
     return tuple(jobs)
+
+
+def plan_program(folder: Path, command: Sequence[str]) -> tuple[PlannedJob, ...]:
+    """One job that measures a program. Its settings are in the run directory, the command line is in the script."""
+    words = f'python -m joulelab measure --run-dir "$run" -- {shlex.join(command)}'
+    return (PlannedJob("01-measure", "Measure a program.", words, (folder,), one_node=True, restartable=False),)
 
 
 def _run_command(until: Phase | None) -> str:

@@ -32,6 +32,10 @@ class JobScript:
     """Value of `$run`: a run directory; for an array a file with the run directory of each task."""
     one_node: bool = False
     """Use a single node, for jobs that prepare data or write a report."""
+    measured: bool = True
+    """False for a report, which needs no node of its own."""
+    restartable: bool = True
+    """Whether the job can be requeued; a measured program would start again from the beginning."""
 
 
 def script_text(job: JobScript, settings: JobSettings, python: str = sys.executable) -> str:
@@ -54,6 +58,7 @@ def script_text(job: JobScript, settings: JobSettings, python: str = sys.executa
 def sbatch_options(job: JobScript, settings: JobSettings) -> list[str]:
     nodes = 1 if job.one_node else settings.nodes
     gpus = settings.gpus if job.needs_gpu else 0
+    limits = settings if job.needs_gpu else settings.cpu_jobs
     partition = settings.partition if job.needs_gpu else settings.cpu_partition or settings.partition
     task = "%A_%a" if job.array is not None else "%j"
     options = {
@@ -63,18 +68,19 @@ def sbatch_options(job: JobScript, settings: JobSettings) -> list[str]:
         "account": settings.account,
         "qos": settings.qos,
         "constraint": settings.constraint if job.needs_gpu else "",
-        "time": settings.time,
+        "time": limits.time,
         "nodes": str(nodes),
         "ntasks-per-node": "1",
-        "cpus-per-task": str(settings.cpus or ""),
+        "cpus-per-task": str(limits.cpus or ""),
         "gpus-per-node": f"{settings.gpu_type}:{gpus}".lstrip(":") if gpus else "",
-        "mem": settings.memory,
+        "mem": limits.memory,
         "array": _array(job.array, settings.max_at_once),
         # B: signal only this script; the shell has been replaced by our program, which forwards it
         "signal": f"B:TERM@{settings.warn_s}",
     }
     written = [f"--{name}={value}" for name, value in options.items() if value]
-    flags = ["--exclusive"] * settings.exclusive + ["--requeue" if settings.requeue else "--no-requeue"]
+    flags = ["--exclusive"] if settings.exclusive and job.measured else []
+    flags.append("--requeue" if settings.requeue and job.restartable else "--no-requeue")
     return [*written, *flags, "--open-mode=append", "--kill-on-invalid-dep=yes", *settings.sbatch]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -33,12 +34,16 @@ class JobState:
         return self.state in ALIVE
 
 
-def tool(*words: str) -> subprocess.CompletedProcess[str]:
-    if shutil.which(words[0]) is None:
+def require(program: str) -> None:
+    if shutil.which(program) is None:
         raise DependencyMissing(
-            f"{words[0]} was not found: Slurm is not installed on this machine",
+            f"{program} was not found: Slurm is not installed on this machine",
             "run this on the cluster's login node; --dry-run prints the scripts anywhere",
         )
+
+
+def tool(*words: str) -> subprocess.CompletedProcess[str]:
+    require(words[0])
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -71,6 +76,43 @@ def cancel(job_ids: Sequence[str]) -> None:
     done = tool("scancel", *job_ids)
     if done.returncode != 0 and not _is_unknown(done):
         raise JoulelabError(f"scancel: {done.stderr.strip()}", "squeue --me lists your jobs")
+
+
+@dataclass(frozen=True)
+class Partition:
+    name: str
+    is_default: bool
+    gpu_types: tuple[str, ...]
+    """Types of its GPUs as Slurm names them; "" for GPUs without a type."""
+
+
+def partitions() -> tuple[Partition, ...] | None:
+    """The cluster's partitions with their GPU types; None if sinfo is missing or does not answer."""
+    if shutil.which("sinfo") is None:
+        return None
+    done = tool("sinfo", "--noheader", "--format=%P|%G")
+    return parse_partitions(done.stdout) if done.returncode == 0 else None
+
+
+def parse_partitions(text: str) -> tuple[Partition, ...]:
+    """Of lines such as `gpu*|gpu:h100:4(S:0-1),license:2`; a partition has one line per kind of node."""
+    found: dict[str, set[str]] = {}
+    defaults = set()
+    for line in text.splitlines():
+        name, _, resources = line.strip().partition("|")
+        if not name:
+            continue
+        if name.endswith("*"):
+            defaults.add(name.removesuffix("*"))
+        found.setdefault(name.removesuffix("*"), set()).update(_gpu_types(resources))
+    return tuple(Partition(name, name in defaults, tuple(sorted(types))) for name, types in found.items())
+
+
+def _gpu_types(resources: str) -> set[str]:
+    """Of `gpu:4`, `gpu:h100:4` or `gpu:h100:4(S:0-1),license:2`."""
+    words = [word.split(":") for word in re.sub(r"\([^)]*\)", "", resources).split(",")]
+    gpus = [word for word in words if word[0] == "gpu"]
+    return {word[1] if len(word) > 2 or (len(word) == 2 and not word[1].isdigit()) else "" for word in gpus}
 
 
 def signal_steps(job_id: str, name: str) -> bool:

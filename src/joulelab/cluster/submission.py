@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from joulelab import clock
+from joulelab import clock, lookup
 from joulelab.cluster import slurm
 from joulelab.cluster.job_settings import JobSettings
 from joulelab.cluster.jobs import (
@@ -49,6 +49,8 @@ def job_script(job: PlannedJob, folder: Path, store: Path, name: str, settings: 
             array=len(job.runs) if job.array else None,
             run=_task_list(place, job) if job.array else next(iter(job.runs), None),
             one_node=job.one_node,
+            measured=job.measured,
+            restartable=job.restartable,
         ),
         settings,
     )
@@ -116,6 +118,39 @@ def _submitted(job: PlannedJob, job_id: str, script: Path) -> SubmittedJob:
     )
 
 
+def require_resources(settings: JobSettings, on_gpu: bool) -> None:
+    """Refuse a partition or GPU type that the cluster does not have; no check if sinfo does not answer."""
+    known = slurm.partitions()
+    if not known:
+        return
+    by_name = {partition.name: partition for partition in known}
+    requested = [name for name in settings.partition.split(",") if name]
+    for name in [*requested, *filter(None, [settings.cpu_partition])]:
+        if name not in by_name:
+            raise lookup.unknown("partition", name, by_name, f"partitions of this cluster: {', '.join(by_name)}")
+    if not on_gpu or not settings.gpus:
+        return
+    where = [by_name[name] for name in requested] or [one for one in known if one.is_default] or list(known)
+    here = {kind for partition in where for kind in partition.gpu_types}
+    places = "partition " + " and ".join(partition.name for partition in where)
+    if not here:
+        others = _gpu_places(known)
+        hint = f"GPUs are in: {others}; choose with --partition" if others else "use --gpus 0 for a job without a GPU"
+        raise UsageError(f"{settings.gpus} GPU(s) per node were requested, but {places} has none", hint)
+    if settings.gpu_type and settings.gpu_type not in here:
+        found = ", ".join(sorted(filter(None, here))) or "GPUs without a type"
+        raise UsageError(
+            f"GPU type '{settings.gpu_type}' was requested, but {places} has {found}",
+            f"choose with --gpu-type (an empty value accepts any GPU); GPU types by partition: {_gpu_places(known)}",
+        )
+
+
+def _gpu_places(known: Sequence[slurm.Partition]) -> str:
+    return "; ".join(
+        f"{one.name}: {', '.join(kind or 'without a type' for kind in one.gpu_types)}" for one in known if one.gpu_types
+    )
+
+
 @dataclass(frozen=True)
 class SubmissionRequest:
     """The runs to submit: one or a group, new or from an earlier submission; checked, directories not yet created."""
@@ -153,7 +188,8 @@ class SubmissionRequest:
 
     def _members(self, folders: Sequence[Path]) -> tuple[Member, ...]:
         return tuple(
-            Member(folder.absolute(), spec.has_teacher) for folder, spec in zip(folders, self.specs, strict=True)
+            Member(folder.absolute(), spec.has_teacher, spec.uses_gpu)
+            for folder, spec in zip(folders, self.specs, strict=True)
         )
 
 

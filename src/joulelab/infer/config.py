@@ -5,23 +5,32 @@ Preflight checks that everything the user named can be found before the idle bas
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
 from joulelab.data import hub, samples, sources
+from joulelab.data.text import json_rows, unreadable
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.meter.sensors.cpu import usable_cores
 from joulelab.runs import environment
 from joulelab.runs.paths import read_json
 from joulelab.runs.spec import RunSpec
+from joulelab.units import size_text
 from joulelab.zoo.norms.encoder_shapes import SHAPES, Norm
 from joulelab.zoo.registry import PUBLISHED, WorkloadRequest, find_model, is_file, require_packages
+
+Prompt = str | list[dict[str, str]]
+"""A text to continue, or the messages of a conversation."""
 
 
 def is_python_file(name: str) -> bool:
@@ -45,13 +54,11 @@ def require_weights(name: str, model: str) -> None:
 
 
 def max_positions(model: str) -> int | None:
-    """Maximum sequence length from the config.json of a sample, folder or hub id; None if there is no such file, as for
-    GGUF."""
-    place = sources.parse(model)
-    folder = hub.cached_folder(model, "config.json") if place.kind == "hub" else place.path
-    if folder is None or not (folder / "config.json").is_file():
-        return None
-    config = read_json(folder / "config.json")
+    """Maximum sequence length from the config.json of a sample, folder or hub id, or from a GGUF file; None if it is
+    not known."""
+    if (file := gguf_file(model)) is not None:
+        return _gguf_positions(file)
+    config = model_config(model)
     found = next((config[key] for key in ("max_position_embeddings", "n_positions") if key in config), None)
     return found if isinstance(found, int) else None
 
@@ -79,7 +86,7 @@ Mode = Literal["eager", "compiled", "cuda-graph", "reduce-overhead", "fastest"]
 GPU_MODES = ("cuda-graph", "reduce-overhead")
 IDLE_S = 5.0
 LIMIT_S = 60.0
-_ONLY_FOR_GENERATION = ("prompt_tokens", "new_tokens")
+_ONLY_FOR_GENERATION = ("prompt_tokens", "new_tokens", "prompts")
 Kind = Literal["encoder", "zoo", "pretrained"]
 
 
@@ -147,6 +154,9 @@ class InferSpec(RunSpec):
     response."""
     prompt_tokens: int = Field(256, ge=1)
     """With `generate`: tokens per prompt."""
+    prompts: str = ""
+    """With `generate`: a file of prompts instead of random tokens: .txt with one per line, or .jsonl with `prompt`,
+    `text` or `messages` in each line. A batch is padded to its longest prompt."""
     new_tokens: int = Field(128, ge=2)
     """With `generate`: tokens per response; end-of-text tokens are ignored."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -161,7 +171,10 @@ class InferSpec(RunSpec):
         model = f"{sources.SAMPLE_PREFIX}{name}" if name in samples.SAMPLES else name
         idle = {"idle_before_s": IDLE_S, "idle_after_s": IDLE_S}
         title = "infer-" + model.rstrip("/").rpartition("/")[2].replace(":", "-").removesuffix(".py")[:60]
-        return {"name": title} | dict(settings) | {"model": model, "energy": idle | energy}
+        complete = {"name": title} | dict(settings) | {"model": model, "energy": idle | energy}
+        if isinstance(prompts := settings.get("prompts"), str) and prompts:  # absolute: resumable from another folder
+            complete = {"generate": True} | complete | {"prompts": str(Path(prompts).expanduser().absolute())}
+        return complete
 
     @field_validator("batch_sizes", "seq_lengths", "dtypes", "modes", "norms")
     @classmethod
@@ -191,6 +204,8 @@ class InferSpec(RunSpec):
             )
         if self.generate and self.seq_lengths:
             raise ValueError("generate uses prompt_tokens and new_tokens; omit seq_lengths")
+        if self.prompts and self.prompt_tokens != type(self).model_fields["prompt_tokens"].default:
+            raise ValueError("prompts have their own lengths; omit prompt_tokens")
         if self.size and self.kind != "zoo":
             raise ValueError(f"size applies to models of `joulelab zoo`; {self.model} has one size")
         if self.weights and self.kind == "pretrained":
@@ -253,11 +268,63 @@ class InferSpec(RunSpec):
         return self.kind == "pretrained" or (self.model in SHAPES and SHAPES[self.model].kind == "text")
 
     def preflight(self) -> None:
+        """Check files, lengths, device and memory before the idle baseline is measured."""
+        self._require_files()
+        prompt_tokens = self._longest_prompt()
+        if self.kind == "pretrained":
+            lengths = (prompt_tokens + self.new_tokens,) if self.generate else self.seq_lengths
+            require_positions(self.model, max_positions(self.model), lengths)
+        on_gpu = self._require_device()
+        require_memory(self, on_gpu, prompt_tokens)
+
+    def _require_files(self) -> None:
+        if self.kind == "zoo":
+            entry = find_model(self.model)
+            require_packages(entry)
+            for tokens in self.seq_lengths or (0,):
+                shape = {"tokens": tokens} if tokens else {}
+                WorkloadRequest(entry, self.size, weights=self.weights, requested_shape=shape).require_length()
+        if self.model in SHAPES:
+            require_positions(self.model, SHAPES[self.model].positions, self.seq_lengths)
+        if self.weights_from is not None:
+            require_weights(self.weights_from, self.model)
+        if self.kind == "pretrained":
+            require_usable_model(self.model, self.generate)
+        if self.prompts:
+            require_tokenizer(self.model)
+
+    def _longest_prompt(self) -> int:
+        """In tokens. Without torch (a login node), prompts are read but not tokenized: 1."""
+        if not self.prompts:
+            return self.prompt_tokens
+        prompts = read_prompts(Path(self.prompts))
+        if find_spec("torch") is None or find_spec("transformers") is None:
+            return 1
+        lengths = lookup.CALCULATIONS.resolve("prompt-lengths")(self.model, prompts)
+        limit = max_positions(self.model)
+        for number, tokens in enumerate(lengths, 1):
+            if limit is not None and tokens + self.new_tokens > limit:
+                raise ConfigError(
+                    f"prompt {number} of {self.prompts} has {tokens:,} tokens; with {self.new_tokens:,} new tokens it "
+                    f"does not fit into the {limit:,} positions of {self.model}",
+                    "shorten or remove the prompt, or lower --new-tokens",
+                )
+        return int(max(lengths))
+
+    def _require_device(self) -> bool:
+        """Whether a GPU is used."""
         gpu = self.device != "cpu" and bool(environment.gpus())
         if self.device == "cuda" and not gpu:
             raise UsageError(
                 "device=cuda was requested but no NVIDIA GPU was found", "omit --device or use --device cpu"
             )
+        if gpu and not environment.torch_has_cuda():
+            if self.device == "cuda":
+                raise UsageError(
+                    "device=cuda was requested but the installed torch is a CPU build",
+                    "install a CUDA build of torch, or use --device cpu",
+                )
+            gpu = False
         for mode in self.modes:
             if mode in GPU_MODES and not gpu:
                 raise UsageError(
@@ -270,16 +337,196 @@ class InferSpec(RunSpec):
                 f"{self.threads} threads were requested; this process may use {usable_cores()} cores",
                 f"set threads to at most {usable_cores()}",
             )
-        if self.kind == "zoo":
-            entry = find_model(self.model)
-            require_packages(entry)
-            for tokens in self.seq_lengths or (0,):
-                shape = {"tokens": tokens} if tokens else {}
-                WorkloadRequest(entry, self.size, weights=self.weights, requested_shape=shape).require_length()
-        if self.model in SHAPES:
-            require_positions(self.model, SHAPES[self.model].positions, self.seq_lengths)
-        if self.weights_from is not None:
-            require_weights(self.weights_from, self.model)
-        if self.kind == "pretrained":
-            lengths = (self.prompt_tokens + self.new_tokens,) if self.generate else self.seq_lengths
-            require_positions(self.model, max_positions(self.model), lengths)
+        return gpu
+
+
+# Prompts from a file.
+
+_PROMPT_HINT = 'write one prompt per line of a .txt file, or {"prompt": "..."} per line of a .jsonl file'
+_PROMPT_KEYS = ("prompt", "text", "messages")
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Texts, or conversations that end with a user's message; validated."""
+    if not path.exists():
+        raise NotFoundError(f"there is no prompt file {path}", _PROMPT_HINT)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder, expected a file of prompts", _PROMPT_HINT)
+    try:
+        if path.suffix.lower() in (".jsonl", ".json"):
+            prompts = [_prompt(row, f"row {number}") for number, row in enumerate(json_rows(path), 1)]
+        else:
+            text = path.read_text(encoding="utf-8")
+            if "\0" in text:
+                raise ConfigError(f"{path} is not text: it contains NUL bytes", _PROMPT_HINT)
+            prompts = [line.strip() for line in text.splitlines() if line.strip()]
+    except (ValueError, OSError) as error:
+        raise unreadable(path, error) from None
+    if not prompts:
+        raise ConfigError(f"{path} has no prompts", _PROMPT_HINT)
+    return prompts
+
+
+def _prompt(row: Any, where: str) -> Prompt:
+    value = row
+    if isinstance(row, dict):
+        key = next((key for key in _PROMPT_KEYS if key in row), None)
+        if key is None:
+            raise ValueError(f"{where} has {', '.join(map(str, row)) or 'no keys'}, expected {', '.join(_PROMPT_KEYS)}")
+        value = row[key]
+    if isinstance(value, str) and value.strip():
+        return value
+    if isinstance(value, list) and value and all(_is_message(message) for message in value):
+        if value[-1]["role"] != "user":
+            raise ValueError(f"{where} ends with a message of '{value[-1]['role']}', expected one of the user")
+        return [{"role": message["role"], "content": message["content"]} for message in value]
+    raise ValueError(f"{where} is {value!r:.60}, expected a text or a list of messages with role and content")
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+
+
+# Models in Hugging Face format, from the files alone.
+
+_GENERATES = ("CausalLM", "LMHead", "Generation")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
+
+
+def model_folder(model: str) -> Path | None:
+    """Folder of a sample, path or downloaded hub id; None for a file such as GGUF and for what is not downloaded."""
+    place = sources.parse(model)
+    folder = hub.cached_folder(model, "config.json") if place.kind == "hub" else place.path
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def gguf_file(model: str) -> Path | None:
+    path = sources.parse(model).path
+    if path is not None and path.is_dir() and not (path / "config.json").exists():
+        path = next(iter(sorted(path.glob("*.gguf"))), None)
+    return path if path is not None and path.suffix.lower() == ".gguf" else None
+
+
+def _gguf_positions(file: Path) -> int | None:
+    """The metadata begin with key-value pairs: the key's text, the type (4: 32-bit unsigned), the value."""
+    with file.open("rb") as opened:
+        head = opened.read(65_536)
+    _, key, rest = head.partition(b".context_length")
+    is_number = bool(key) and int.from_bytes(rest[:4], "little") == 4
+    return int.from_bytes(rest[4:8], "little") if is_number else None
+
+
+def model_config(model: str) -> dict[str, Any]:
+    """Its config.json; empty if it has none, as for GGUF."""
+    folder = model_folder(model)
+    return read_json(folder / "config.json") if folder and (folder / "config.json").is_file() else {}
+
+
+def require_usable_model(model: str, generate: bool) -> None:
+    config = model_config(model)
+    if config.get("is_encoder_decoder") and not generate:
+        raise ConfigError(
+            f"{model} is an encoder-decoder model, whose inputs cannot be generated automatically",
+            "use a zoo model (t5, bart), which has its own inputs",
+        )
+    classes = config.get("architectures") or []
+    generates = not classes or any(part in name for name in classes for part in _GENERATES)
+    if generate and (config.get("is_encoder_decoder") or not generates):
+        raise ConfigError(
+            f"{model} is not a causal language model ({', '.join(classes)})", "use one such as sample:smollm2"
+        )
+
+
+def require_tokenizer(model: str) -> None:
+    folder = model_folder(model)
+    if folder is not None and not any((folder / name).exists() for name in _TOKENIZER_FILES):
+        raise NotFoundError(
+            f"{folder} has no tokenizer, which --prompts needs",
+            f"copy the tokenizer's files there ({', '.join(_TOKENIZER_FILES[:2])}, ...), or use --prompt-tokens",
+        )
+
+
+# Memory: a lower bound from what the files and settings say, compared with what is free.
+
+_BYTES = {"fp32": 4, "tf32": 4, "autocast-bf16": 4, "autocast-fp16": 4, "bf16": 2, "fp16": 2}
+_LARGEST_HEADER = 100_000_000
+
+
+def require_memory(spec: InferSpec, on_gpu: bool, prompt_tokens: int) -> None:
+    """Refuse a row whose weights, cache and largest activations exceed the free memory. Real use is higher."""
+    free_bytes = environment.free_gpu_bytes() if on_gpu else environment.free_memory_bytes()
+    if free_bytes is None:
+        return
+    weights = _weight_bytes(spec)
+    batch_size = max(spec.batch_sizes)
+    needed = weights + batch_size * _item_bytes(spec, prompt_tokens)
+    if needed > free_bytes:
+        where = "GPU memory" if on_gpu else "memory"
+        own = f", of which {size_text(weights)} are weights" if weights else ""
+        raise UsageError(
+            f"{spec.model} with batch size {batch_size} needs at least {size_text(needed)} of {where}{own}; "
+            f"{size_text(free_bytes)} is free",
+            "use a smaller model, batch or sequence, or 16-bit weights (--dtype bf16)",
+        )
+
+
+def _weight_bytes(spec: InferSpec) -> int:
+    """All precisions and norms are in memory at the same time; for generation one after the other."""
+    each = [_parameters(spec) * _BYTES[dtype] for dtype in spec.dtypes]
+    return max(each) if spec.generate else sum(each) * max(1, len(spec.norms))
+
+
+def _parameters(spec: InferSpec) -> int:
+    """0 if it is not known without loading the model."""
+    if spec.kind == "encoder":
+        return SHAPES[spec.model].parameters
+    if spec.kind == "zoo":
+        return WorkloadRequest(find_model(spec.model), spec.size).size.parameters
+    if (file := gguf_file(spec.model)) is not None:
+        return file.stat().st_size // 4  # at most 32 bits per weight
+    folder = model_folder(spec.model)
+    if folder is None:
+        return 0
+    return sum(map(_safetensors_parameters, folder.glob("*.safetensors"))) or sum(
+        file.stat().st_size // 4 for file in folder.glob("pytorch_model*.bin")
+    )
+
+
+def _safetensors_parameters(file: Path) -> int:
+    """From the header: eight bytes of length, then JSON with the shape of every tensor."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length)) if length < _LARGEST_HEADER else {}
+        shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
+        return sum(math.prod(shape) for shape in shapes)
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0  # loading reports a damaged file
+
+
+def _item_bytes(spec: InferSpec, prompt_tokens: int) -> int:
+    """Input, the largest activation and, for generation, the cache of one item; 0 where the shape is not known."""
+    each = min(2 if "16" in dtype else 4 for dtype in spec.dtypes)
+    if spec.kind == "encoder":
+        shape = SHAPES[spec.model]
+        tokens = shape.patches + 1 if shape.kind == "image" else max(spec.seq_lengths or (128,))
+        image = 3 * shape.side**2 if shape.kind == "image" else 0
+        return each * (image + tokens * (shape.width + shape.hidden))
+    if spec.kind == "zoo":
+        return 0
+    config = model_config(spec.model)
+
+    def number(*keys: str) -> int:
+        return next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
+
+    width = number("hidden_size", "n_embd", "d_model", "dim")
+    inner = number("intermediate_size", "n_inner", "hidden_dim", "ffn_dim") or 4 * width
+    if not spec.generate:
+        tokens = max(spec.seq_lengths or (128,))
+        head = number("vocab_size") if any("LM" in name for name in config.get("architectures") or []) else 0
+        return each * tokens * max(width + inner, head)
+    heads = number("num_attention_heads", "n_head")
+    kv_heads = number("num_key_value_heads") or heads
+    head_width = number("head_dim") or (width // heads if heads else 0)
+    cache = 2 * number("num_hidden_layers", "n_layer") * kv_heads * head_width * (prompt_tokens + spec.new_tokens)
+    return each * (cache + prompt_tokens * (width + inner) + number("vocab_size"))

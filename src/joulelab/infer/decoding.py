@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from joulelab.errors import ConfigError, JoulelabError
-from joulelab.infer.config import Case, InferSpec
+from joulelab.infer.config import Case, InferSpec, Prompt, read_prompts
 from joulelab.infer.energy import ItemWindow, energy_per_item
-from joulelab.infer.generation.cache import rewind_cache
+from joulelab.infer.generation.cache import PaddedPrompts, rewind_cache
+from joulelab.infer.generation.completions import encode_prompt
 from joulelab.infer.recipes import autocast_context, capture_cuda_graph, cast_model, inference_context
 from joulelab.infer.timing import (
     Latency,
@@ -39,32 +41,39 @@ from joulelab.infer.workload import allocated_bytes, explain_out_of_memory, load
 from joulelab.runs.context import RunContext
 from joulelab.train.devices import reset_peak_memory, resolve_device
 from joulelab.train.stats.step_energy import energy_reader
-from joulelab.zoo.pretrained import import_transformers, seeded_init
+from joulelab.zoo.pretrained import import_transformers, load_tokenizer, seeded_init
 
 _BLOCK = 64
 _CHECKED_STEPS = 4
 
 
 class Decoder:
-    """A causal language model with prompts of one length; every response has the same number of tokens."""
+    """A causal language model with one or several batches of prompts; every response has the same number of tokens.
 
-    def __init__(self, model: Any, prompts_BT: Tensor, new_tokens: int) -> None:
+    Batches take turns, one per prefill. The cache has room for the longest of them, so a decoding step is the same work
+    for all.
+    """
+
+    def __init__(self, model: Any, prompts: Tensor | Sequence[PaddedPrompts], new_tokens: int) -> None:
         self._model = model
-        self._prompts_BT = prompts_BT
-        rows, self.prompt_tokens = prompts_BT.shape
+        if isinstance(prompts, Tensor):
+            prompts = [PaddedPrompts(prompts, torch.ones_like(prompts))]
+        self._batches = list(prompts)
+        self._turn = 0
+        rows = self._batches[0].ids_PT.shape[0]
+        longest = max(batch.ids_PT.shape[1] for batch in self._batches)
         self.new_tokens = new_tokens
         limit = getattr(model.config, "max_position_embeddings", None)
-        if limit is not None and self.prompt_tokens + new_tokens > limit:
+        if limit is not None and longest + new_tokens > limit:
             raise ConfigError(
-                f"{self.prompt_tokens} prompt tokens and {new_tokens} new ones do not fit into {limit} positions",
+                f"{longest} prompt tokens and {new_tokens} new ones do not fit into {limit} positions",
                 "lower --prompt-tokens or --new-tokens",
             )
-        size = -(-(self.prompt_tokens + new_tokens) // _BLOCK) * _BLOCK
-        device = prompts_BT.device
+        size = -(-(longest + new_tokens) // _BLOCK) * _BLOCK
+        device = self._batches[0].ids_PT.device
         self._cache = import_transformers().StaticCache(config=model.config, max_cache_len=size)
-        # Future positions are unmasked: the causal mask hides them, so this mask never changes.
+        # Future positions are unmasked: the causal mask hides them. Only the padding of another batch changes the mask.
         self._mask_BT = torch.ones(rows, size, dtype=torch.long, device=device)
-        self._prompt_places_BT = torch.arange(self.prompt_tokens, device=device).expand(rows, -1)
         self._token_B1 = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self._place_B1 = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self._one_step: Callable[[], Any] = self._step
@@ -73,15 +82,20 @@ class Decoder:
         self.prefill()
 
     def prefill(self) -> None:
-        """Read the prompts and compute the first token of each response."""
+        """Read the next batch of prompts and compute the first token of each response."""
+        self._batch = self._batches[self._turn % len(self._batches)]
+        self._turn += 1
         rewind_cache(self._cache, 0)
-        self._read(self._prompts_BT, self._prompt_places_BT)
-        self._place_B1.fill_(self.prompt_tokens)
+        if len(self._batches) > 1 or not self._batch.is_full:
+            self._mask_BT.fill_(1)
+            self._mask_BT[:, : self._batch.ids_PT.shape[1]].copy_(self._batch.mask_PT)
+        self._read(self._batch.ids_PT, self._batch.positions_PT)
+        self._place_B1.copy_(self._batch.lengths_P1)
 
     def rewind_to_prompt(self) -> None:
         """Return to the end of the prompt. The token to continue from is arbitrary; it does not change the work."""
-        rewind_cache(self._cache, self.prompt_tokens)
-        self._place_B1.fill_(self.prompt_tokens)
+        rewind_cache(self._cache, self._batch.ids_PT.shape[1])
+        self._place_B1.copy_(self._batch.lengths_P1)
 
     def decode(self) -> None:
         """All tokens of a response except the first, which prefill computes."""
@@ -114,7 +128,8 @@ class Decoder:
         return capture_cuda_graph(self._step)
 
     def _tokens(self, steps: int) -> list[int]:
-        """Tokens of the first steps after the prompt."""
+        """Tokens of the first steps after the prompts of the first batch."""
+        self._turn = 0
         self.prefill()
         found = []
         for _ in range(steps):
@@ -144,9 +159,53 @@ PARTS = ("prefill", "decode", "infer")
 """Stages of a row; `infer` is whole responses."""
 
 
+def prompt_lengths(model: str, prompts: Sequence[Prompt]) -> list[int]:
+    """Tokens of each prompt, with the model's chat template for conversations."""
+    return [len(ids) for ids in prompt_ids(model, prompts)]
+
+
+def prompt_ids(model: str, prompts: Sequence[Prompt]) -> list[list[int]]:
+    tokenizer = load_tokenizer(model)
+    return [encode_prompt(tokenizer, cast(Any, prompt)) for prompt in prompts]
+
+
+@dataclass(frozen=True)
+class PromptFile:
+    """Tokenized prompts, cut into batches in the order of the file."""
+
+    path: str
+    ids: list[list[int]]
+
+    def batches(self, size: int, device: torch.device) -> list[PaddedPrompts]:
+        """The last batch is filled up with prompts from the beginning of the file."""
+        count = -(-len(self.ids) // size)
+        rows = [[self.ids[place % len(self.ids)] for place in range(b * size, (b + 1) * size)] for b in range(count)]
+        return [PaddedPrompts.of(batch, device) for batch in rows]
+
+    @property
+    def mean_tokens(self) -> float:
+        return sum(map(len, self.ids)) / len(self.ids)
+
+    def facts(self, batch_size: int, calls: int) -> dict[str, Any]:
+        lengths = [len(ids) for ids in self.ids]
+        batches = -(-len(self.ids) // batch_size)
+        return {
+            "file": Path(self.path).name,
+            "count": len(lengths),
+            "shortest": min(lengths),
+            "longest": max(lengths),
+            "batches": batches,
+            "batches_measured": min(batches, calls),
+            "repeated": batches * batch_size - len(lengths),
+        }
+
+
 def run_generation(run: RunContext, spec: InferSpec) -> None:
     device = resolve_device(spec.device, run)
+    prompts = None
     with run.stage(PREPARE, role="setup", activity="load"):
+        if spec.prompts:
+            prompts = PromptFile(spec.prompts, prompt_ids(spec.model, read_prompts(Path(spec.prompts))))
         run.progress.write(f"loading {spec.model}")
         model: Any = load_architecture(spec.model)
         if not model.can_generate() or model.config.is_encoder_decoder:
@@ -156,8 +215,8 @@ def run_generation(run: RunContext, spec: InferSpec) -> None:
     for dtype in spec.dtypes:
         own = copy.deepcopy(model) if len(spec.dtypes) > 1 else model  # casting cannot be undone
         for case in _cases(spec, dtype, device):
-            parts += _measure(run, spec, own, case, device)
-    _record_results(run, spec, parts, device)
+            parts += _measure(run, spec, own, case, device, prompts)
+    _record_results(run, spec, parts, device, prompts)
 
 
 def _cases(spec: InferSpec, dtype: Any, device: torch.device) -> list[Case]:
@@ -191,7 +250,9 @@ class _GenerationPhase:
         return sum(found.duration_s for found in self.rounds)
 
 
-def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: torch.device) -> list[_GenerationPhase]:
+def _measure(
+    run: RunContext, spec: InferSpec, model: Any, case: Case, device: torch.device, prompts: PromptFile | None
+) -> list[_GenerationPhase]:
     ready = run.stage(PREPARE, again=True, role="setup", activity="load")
     with ready, inference_context(case.dtype), explain_out_of_memory(case, device):
         run.progress.write(f"preparing {case.stage.removeprefix('infer.')}")
@@ -200,9 +261,10 @@ def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: t
         before = allocated_bytes(device)
         reset_peak_memory(device)
         with seeded_init(spec.seed):
-            prompts = torch.randint(0, model.config.vocab_size, (case.batch_size, spec.prompt_tokens))
+            random_BT = torch.randint(0, model.config.vocab_size, (case.batch_size, spec.prompt_tokens))
+        read = random_BT.to(device) if prompts is None else prompts.batches(case.batch_size, device)
         with autocast_context(case.dtype, device):
-            decoder = Decoder(model, prompts.to(device), spec.new_tokens)
+            decoder = Decoder(model, read, spec.new_tokens)
             decoder.prepare(case.mode)
             decoder.response()
         memory_bytes = row_memory_bytes(model, device, before)
@@ -249,7 +311,9 @@ def _rewind_and_decode(decoder: Decoder) -> Callable[[], None]:
     return call
 
 
-def _record_results(run: RunContext, spec: InferSpec, parts: list[_GenerationPhase], device: torch.device) -> None:
+def _record_results(
+    run: RunContext, spec: InferSpec, parts: list[_GenerationPhase], device: torch.device, prompts: PromptFile | None
+) -> None:
     read = energy_reader(run.meter, max(part.rounds[-1].end_ns for part in parts), device.type)
     for part in parts:
         energy, why_not = energy_per_item(part.item_windows, read)
@@ -257,7 +321,7 @@ def _record_results(run: RunContext, spec: InferSpec, parts: list[_GenerationPha
         values = row_values(part.case, item, part.case.batch_size, Latency.of(part.rounds), part.rounds, read)
         values |= {
             "part": part.name,
-            "prompt_tokens": spec.prompt_tokens,
+            "prompt_tokens": spec.prompt_tokens if prompts is None else round(prompts.mean_tokens, 1),
             "new_tokens": spec.new_tokens,
             "energy": None if energy is None else energy.model_dump(),
             "why_no_energy": why_not,
@@ -267,4 +331,6 @@ def _record_results(run: RunContext, spec: InferSpec, parts: list[_GenerationPha
             "stopped": stop_reason_text(part, spec),
             "state": machine_state(run.meter.trace_path, [found.window for found in part.rounds]),
         }
+        if prompts is not None:
+            values["prompts"] = prompts.facts(part.case.batch_size, sum(found.calls for found in part.rounds))
         run.meter.event("tracker", stage=part.stage, name=TRACKER, values=values)

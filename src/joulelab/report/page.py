@@ -43,7 +43,11 @@ from joulelab.report.figures.comparison_figures import (
     stages_by_method,
 )
 from joulelab.report.figures.power_figures import attempt_traces, power_over_time
-from joulelab.report.figures.serving_figures import joules_against_latency, joules_against_time
+from joulelab.report.figures.serving_figures import (
+    joules_against_latency,
+    joules_against_time,
+    models_against_latency,
+)
 from joulelab.report.figures.training_figures import (
     Point,
     curve_points,
@@ -53,6 +57,7 @@ from joulelab.report.figures.training_figures import (
 )
 from joulelab.report.tables.comparison_tables import comparison_grids
 from joulelab.report.tables.grid import Grid, latex_text, to_latex
+from joulelab.report.tables.inference_pair import models_data, models_grids, models_headline
 from joulelab.report.tables.overview_table import overview_grid
 from joulelab.report.tables.provenance import (
     checklist_grid,
@@ -219,6 +224,8 @@ def _identity(group: GroupRecord, records: Sequence[RunRecord]) -> tuple[str, ..
 
 def sweep_page(selection: Selection) -> Page:
     group, records, folders = selection.group, selection.records, selection.folders
+    if group.compares_inference:
+        return _models_page(selection)
     store = GroupPaths(selection.place).store if selection.place else Path()
     sweep = read_sweep(group, records, store)
     colors = stage_colors(records)
@@ -236,6 +243,28 @@ def sweep_page(selection: Selection) -> Page:
         environment=environment_grid([folders[record.run_id] for record in records]),
         runs=tuple(run_section(record, folders[record.run_id], colors) for record in records),
         plain=sweep_data(sweep),
+    )
+
+
+def _models_page(selection: Selection) -> Page:
+    """Of `joulelab infer` with several models."""
+    group, records, folders = selection.group, selection.records, selection.folders
+    colors = stage_colors(records)
+    figure = models_against_latency(records)
+    return Page(
+        title=group.name,
+        about=group.about,
+        identity=_identity(group, records),
+        provenance=provenance(records),
+        headline=models_headline(records),
+        sentences=(),
+        grids=tuple(models_grids(records)),
+        figures=(figure,) if figure else (),
+        measured=_measured(records, folders),
+        differs=_differs(group, records, folders),
+        environment=environment_grid([folders[record.run_id] for record in records]),
+        runs=tuple(run_section(record, folders[record.run_id], colors) for record in records),
+        plain={"group": group.group_id, "models": models_data(records)},
     )
 
 

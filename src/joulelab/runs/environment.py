@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,69 @@ def _git(folder: Path, *arguments: str) -> str | None:
     command = ["git", "-C", str(folder), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def free_gpu_bytes() -> int | None:
+    """Free memory of the GPU with the most of it, among those visible to this process; None if it is unknown."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    free = []
+    try:
+        for handle in permitted_cards(pynvml).values():
+            with suppress(pynvml.NVMLError):
+                free.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).free))
+    finally:
+        pynvml.nvmlShutdown()
+    return max(free, default=None)
+
+
+def free_memory_bytes() -> int:
+    """Memory that this process can still allocate: what the machine has free, within the limit of its cgroup (the
+    memory of a Slurm job or container)."""
+    free = [psutil.virtual_memory().available]
+    for folder in _memory_cgroups(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")):
+        with suppress(OSError, ValueError):  # another version of cgroups, or `max`: no limit
+            current = (folder / "memory.max").exists()
+            limit, used = ("memory.max", "memory.current") if current else _CGROUP_1
+            unused = int((folder / limit).read_text()) - int((folder / used).read_text())
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE)
+            free.append(max(0, unused + (int(cached.group(1)) if cached else 0)))
+    return min(free)
+
+
+_CGROUP_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def _memory_cgroups(root: Path, own: Path) -> list[Path]:
+    """Folders of this process's memory cgroup (version 1 or 2) and of those above it."""
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return []
+    found = []
+    for _, controllers, name in (line for line in lines if len(line) == 3):
+        if controllers in ("", "memory"):
+            top = root / controllers
+            folder = top / name.lstrip("/")
+            found += [folder, *(parent for parent in folder.parents if parent.is_relative_to(top))]
+    return found
+
+
+def torch_has_cuda() -> bool:
+    """Whether the installed torch is a CUDA or ROCm build, without importing it; True if that cannot be told."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return True
+    try:
+        text = (Path(found.origin).parent / "version.py").read_text()
+    except OSError:
+        return True
+    builds = re.findall(r"^(?:cuda|hip)\b[^=\n]*=\s*(.+?)\s*$", text, re.MULTILINE)
+    return not builds or any(build != "None" for build in builds)
 
 
 def gpus() -> list[dict[str, Any]]:

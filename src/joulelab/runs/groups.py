@@ -75,6 +75,11 @@ class GroupRecord(Frozen):
     varying: dict[str, list[Any]]
     """Settings that differ between members, with the values they take."""
 
+    @property
+    def compares_inference(self) -> bool:
+        """Whether it is a group of `joulelab infer` with several models."""
+        return self.sweep and all(member.spec.get("pipeline") == "infer" for member in self.members)
+
 
 def is_group(settings: Mapping[str, Any]) -> bool:
     return "members" in settings

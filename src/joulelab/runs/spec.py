@@ -195,6 +195,8 @@ class RunSpec(Section):
 
     shares_ranks: ClassVar[bool] = False
     """Whether the pipeline divides its work among torchrun's processes; other pipelines would repeat it in each."""
+    uses_gpu: ClassVar[bool] = True
+    """Whether the pipeline can use a GPU; a job of one that cannot requests none."""
 
     name: str = Field("run", min_length=1, max_length=80)
     """Name of the run; its folder name begins with it."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from joulelab.report.compare.break_even_report import LossCurve, serving_costs
+from joulelab.report.compare.break_even_report import LossCurve, costs_in_use, serving_costs
 from joulelab.report.compare.method_rows import compared_runs, training_stage
+from joulelab.report.compare.run_selection import select
 from joulelab.report.energy_sums import all_parts
 from joulelab.report.figures.chart_base import is_overhead
+from joulelab.report.figures.serving_figures import joules_against_time
+from joulelab.report.tables.overview_table import overview_grid
 from joulelab.report.tables.training_table import training_grids
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Result, RunRecord
@@ -33,13 +36,22 @@ def test_of_several_trainings_the_last_of_the_student_is_the_main_one(made) -> N
     assert training_stage(only_teacher).name == "teacher.train"
 
 
-def test_an_evaluation_under_any_name_gives_the_serving_cost(made, tmp_path) -> None:
+def test_models_evaluated_alike_are_compared_whatever_the_stage_is_called(made, tmp_path) -> None:
     record = made.demo_records()[-1]
     (run,) = compared_runs(record, tmp_path, None)
     (other,) = compared_runs(renamed(record), tmp_path, None)
-    assert serving_costs(run).stage.name == "student.evaluate"
-    assert serving_costs(other).stage.name == "score it"
-    assert serving_costs(other).j_per_item == serving_costs(run).j_per_item
+    assert costs_in_use(run).stage.name == "student.evaluate"
+    assert costs_in_use(other).stage.name == "score it"
+    assert costs_in_use(other).j_per_item == costs_in_use(run).j_per_item
+
+
+def test_the_evaluation_of_a_training_run_is_not_its_serving_cost(made, tmp_path) -> None:
+    (run,) = compared_runs(made.demo_records()[-1], tmp_path, None)
+    assert serving_costs(run) is None
+    made.write_group(tmp_path, made.demo_records(True), True)
+    comparison = select(tmp_path, ["made-labels-*", "made-response-KD-*"]).comparison(tmp_path)
+    assert joules_against_time(comparison) is None
+    assert not any("Serving" in column.title for column in overview_grid(comparison).columns)
 
 
 def test_a_loss_curve_is_read_from_the_last_training_under_any_name(made, tmp_path) -> None:

@@ -27,6 +27,8 @@ _TABLES = (".jsonl", ".json", ".csv", ".parquet", ".gz")
 class PrepareSpec(RunSpec):
     """What the steps have in common."""
 
+    uses_gpu: ClassVar[bool] = False
+
     force: bool = False
     """Replace what an earlier run wrote to the same target."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -32,11 +33,15 @@ class PaddedPrompts:
             mask_PT[row, longest - len(prompt) :] = 1
         return cls(ids_PT.to(device), mask_PT.to(device))
 
-    @property
+    @cached_property
     def positions_PT(self) -> Tensor:
         return (self.mask_PT.cumsum(-1) - 1).clamp(min=0)
 
-    @property
+    @cached_property
+    def lengths_P1(self) -> Tensor:
+        return self.mask_PT.sum(-1, keepdim=True)
+
+    @cached_property
     def is_full(self) -> bool:
         return bool(self.mask_PT.all())
 

@@ -53,13 +53,25 @@ class ServingCost:
 
 
 def serving_costs(run: ComparedRun) -> ServingCost | None:
-    """From the stage in which the run's model was used, a student's before a teacher's."""
+    """From the first inference stage; None for a run that only trained and evaluated a model: its evaluation is not
+    serving (other batches, padding, and losses or metrics are computed too)."""
+    return _item_costs(run, [stage for stage in run.record.stages if stage.role == "inference"])
+
+
+def costs_in_use(run: ComparedRun) -> ServingCost | None:
+    """From the stage in which the run's model was used, evaluations included, a student's before a teacher's: models
+    that were evaluated alike can be compared with each other."""
     work = [stage for stage in run.record.stages if stage.is_method_work]
     used = [stage for stage in work if stage.role == "inference" or stage.activity in _USES]
-    used.sort(key=lambda stage: stage.role == "teacher")
+    return _item_costs(run, sorted(used, key=lambda stage: stage.role == "teacher"))
+
+
+def _item_costs(run: ComparedRun, used: Sequence[StageRecord]) -> ServingCost | None:
     timed = timed_rows(run.record)
     for stage in used:
         row = timed.get(stage.name)
+        if row is not None and row.values.get("part", "infer") != "infer":
+            continue  # prefill or decode alone; energy per token is that of whole responses
         if row is not None and row.energy is not None:
             tokens = row.values.get("new_tokens", 1)
             item = "token" if "new_tokens" in row.values else "sample"
@@ -391,7 +403,7 @@ def _by_items(row: Row, teacher: Row, comparison: Comparison) -> RowBreakEven:
 def _serving_costs(row: Row, teacher: Row, comparison: Comparison) -> tuple[list[ServingCost], list[ServingCost]]:
     """Both models on the same kind of item: in inference runs if both have some, else in evaluations."""
     for ways in ([_inference_runs(one, comparison) for one in (row, teacher)], [row.runs, teacher.runs]):
-        ours, theirs = ([one for run in runs if (one := serving_costs(run))] for runs in ways)
+        ours, theirs = ([one for run in runs if (one := costs_in_use(run))] for runs in ways)
         if ours and theirs and len({_way_of_use(one) for one in (*ours, *theirs)}) == 1:
             return ours, theirs
     return [], []

@@ -1,6 +1,6 @@
 """Serving cost: energy against time per item, and energy against latency of an inference run.
 
-Read from the stages in which a finished model processed data: its evaluation, or an inference run.
+Both are read from inference stages; the evaluation of a training run is not serving.
 """
 
 from __future__ import annotations
@@ -103,6 +103,29 @@ def joules_against_latency(record: RunRecord) -> Figure | None:
     )
 
 
+def models_against_latency(records: Sequence[RunRecord]) -> Figure | None:
+    """Energy per item against latency of several models; None if fewer than two have both, or their items differ."""
+    named = [(record.label, row) for record in records for row in inference_rows(record) if row.energy is not None]
+    items = {row.values["item"] for _, row in named}
+    if len({label for label, _ in named}) < 2 or len(items) > 1:
+        return None
+    factor, unit = energy_unit([row.energy.gross_j for _, row in named if row.energy])
+    several = len({row.item for _, row in named}) > 1
+    values = [{**_point(row, factor, False, several), "way": label} for label, row in named]
+    estimated = ", estimated" if any(row.energy and row.energy.estimated for _, row in named) else ""
+    item = items.pop()
+    described = [f"{label}, {_described(row)}" for label, row in named]
+    return Figure(
+        title="Energy against latency",
+        spec=finish(_layers(values, f"Energy per {item} ({unit}{estimated})", "Model"), HEIGHT),
+        description=f"Energy per {item} against latency of a call. " + "; ".join(described) + ".",
+        caption=f"One mark per model and row, labeled with its batch size{' x tokens' if several else ''}; bars: 95 %.",
+        height=HEIGHT,
+        name="joules-against-latency",
+        log_axis="x",
+    )
+
+
 def _about_line(front: Sequence[InferenceRow], why_not: str, several: bool) -> str:
     if why_not:
         return f"No Pareto front is marked: {why_not}."
@@ -128,14 +151,14 @@ def _point(row: InferenceRow, factor: float, on_front: bool, with_tokens: bool) 
     }
 
 
-def _layers(values: Sequence[dict[str, Any]], title: str) -> Any:
+def _layers(values: Sequence[dict[str, Any]], title: str, who: str = "Way") -> Any:
     domain, colors, shapes = label_scales([value["way"] for value in values])
     x = alt.X("ms:Q", title="Median latency of a call (ms)", scale=alt.Scale(type="log", nice=False, padding=20))
     y = alt.Y("energy:Q", title=title, scale=alt.Scale(zero=True))
     base = alt.Chart(alt.Data(values=list(values)))
     solid = alt.Legend(symbolOpacity=1)  # otherwise it has the opacity of the faintest layer
-    color = alt.Color("way:N", title="Way", scale=alt.Scale(domain=domain, range=colors), legend=solid)
-    shape = alt.Shape("way:N", title="Way", scale=alt.Scale(domain=domain, range=shapes), legend=solid)
+    color = alt.Color("way:N", title=who, scale=alt.Scale(domain=domain, range=colors), legend=solid)
+    shape = alt.Shape("way:N", title=who, scale=alt.Scale(domain=domain, range=shapes), legend=solid)
     line = base.transform_filter("datum.front").mark_line(strokeDash=[4, 3], opacity=0.6, color="#8A8F98")
     bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(x=x, y="low:Q", y2="high:Q", color=color)
     marks = base.mark_point(filled=True, size=90, opacity=1).encode(

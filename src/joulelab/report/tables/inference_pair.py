@@ -7,7 +7,7 @@ batch size, sequence length, mode, dtype and device are compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,14 @@ from joulelab.report.tables.inference_rows import (
     energy_notes,
     inference_rows,
     input_text,
+    where_text,
 )
+from joulelab.report.tables.inference_tables import GenerationRow, generation_rows, prompt_notes, rows_data
 from joulelab.report.wording import NOTHING
 from joulelab.runs.artifacts import ELSEWHERE
 from joulelab.runs.record import RunRecord
 from joulelab.stats import BreakEven, Estimate, break_even
-from joulelab.units import count_text, energy_text, three_digits
+from joulelab.units import count_text, energy_text, size_text, three_digits, with_prefix
 
 _LISTED = 4
 
@@ -91,7 +93,7 @@ def _listed(rows: Sequence[InferenceRow]) -> str:
 
 def length_text(values: Mapping[str, Any]) -> str:
     if "new_tokens" in values:
-        return f", {values['prompt_tokens']} + {values['new_tokens']} tokens"
+        return f", {values['prompt_tokens']:g} + {values['new_tokens']} tokens"
     return f", {values['tokens']} tokens" if values["tokens"] else ""
 
 
@@ -273,31 +275,140 @@ def pair_data(found: Sequence[Pair]) -> list[dict[str, Any]]:
     ]
 
 
-# Rows of the table; the energy of whole inference runs depends on how long they ran and is not compared.
+# Several inference runs in one table: energy per item and latency first. The energy of whole inference runs depends on
+# how long they ran and is not compared.
 _MOST_ROWS = 40
+
+
+def _least_energy(row: InferenceRow) -> float:
+    return row.energy.gross_j if row.energy else math.inf
+
+
+SORTED_BY: Mapping[str, Callable[[InferenceRow], float]] = {
+    "energy": _least_energy,
+    "latency": lambda row: row.latency_s,
+}
 
 
 def serving_grid(comparison: Comparison) -> Grid | None:
     """One line per row of every inference run; None if there is none."""
     runs = [run for row in comparison.rows for run in row.runs]
     named: Named = [(run_name(run, runs), row) for run in runs for row in rows_in_use(run.record)]
-    if not named:
-        return None
+    return _serving_grid("Serving cost", "Run", named) if named else None
+
+
+def _serving_grid(caption: str, who: str, named: Named, notes: Sequence[str] = ()) -> Grid:
     shown = named[:_MOST_ROWS]
-    energy = energy_notes([row for _, row in shown])
-    notes = [*contention_notes(shown), "Median of a call, and means over all calls.", *energy]
+    found = [*contention_notes(shown), *notes, "Latency: median of a call. Others: means over all calls."]
+    found += energy_notes([row for _, row in shown])
     if len(named) > len(shown):
-        notes.append(f"{len(named) - len(shown)} more rows: `joulelab show RUN`.")
-    titles = "Run!|How!|Median\nms>|Items\nper s>|Mean\nW>|Energy per item\ngross>|net>"
-    return make_grid("Serving cost", titles, [_compared_cells(name, row) for name, row in shown], " ".join(notes))
+        found.append(f"{len(named) - len(shown)} more rows: `joulelab show RUN`.")
+    titles = f"{who}!|Energy per item\ngross>|Latency\nms>|How!|Energy per\nitem, net>|Items\nper s>|Mean\nW>|Memory>"
+    return make_grid(caption, titles, [_compared_cells(name, row) for name, row in shown], " ".join(found))
 
 
 def _compared_cells(name: str, row: InferenceRow) -> tuple[str, ...]:
-    energy, per_s = row.energy, row.items_per_s
+    energy, per_s, latency = row.energy, row.items_per_s, f"{1000 * row.latency_s:.4g}"
     how = f"batch {row.values['batch_size']}{length_text(row.values)}, {row.name}"
     rate = three_digits(per_s) if per_s < 1000 else count_text(per_s)
-    time = (name, how, f"{1000 * row.latency_s:.4g}", rate)
+    memory = size_text(row.values["memory_bytes"])
     if energy is None:
-        return (*time, "missing", "missing", NOTHING)
+        return (name, "missing", latency, how, NOTHING, rate, "missing", memory)
     gross = f"{energy_cell(energy)} / {row.values['item']}"
-    return (*time, three_digits(energy.power_w), gross, energy_cell(energy, net=True))
+    return (name, gross, latency, how, energy_cell(energy, net=True), rate, three_digits(energy.power_w), memory)
+
+
+def models_grids(records: Sequence[RunRecord], sort: str = "") -> list[Grid]:
+    """Of `joulelab infer A B C`: rows of all models in the order of the records, or sorted; then those that failed."""
+    grids = []
+    named = _sorted([(record.label, row) for record in records for row in inference_rows(record)], sort)
+    reasons = list(dict.fromkeys(row.values["why_no_energy"] for _, row in named if row.energy is None))
+    missing = [f"Energy was not measured: {'; '.join(reasons)}."] if reasons else []
+    if named:
+        grids.append(_serving_grid(f"Inference of models: {where_text(named[0][1].values)}", "Model", named, missing))
+    generated = [(record.label, row) for record in records for row in generation_rows(record)]
+    if generated:
+        key = SORTED_BY.get(sort)
+        generated = sorted(generated, key=lambda one: key(one[1].whole)) if key else generated
+        grids.append(_responses_grid(generated))
+    failed = [(record.label, _failure(record), record.run_id) for record in records if record.status != "done"]
+    return [*grids, make_grid("Not measured", "Model!|Reason|Run!", failed)] if failed else grids
+
+
+def models_headline(records: Sequence[RunRecord]) -> str:
+    """The model with the least energy per item, and the fastest, among rows with the same item."""
+    named = [(record.label, row) for record in records for row in rows_in_use(record)]
+    if not named:
+        return "No model was measured."
+    if len({(row.values["item"], row.values["tokens"], row.values.get("new_tokens")) for _, row in named}) > 1:
+        return "The models have different inputs; their energy per item cannot be compared."
+    fastest = min(named, key=lambda one: one[1].latency_s)
+    words = f"Lowest latency: {_named_row(fastest)}, {with_prefix(fastest[1].latency_s, 's')}."
+    known = [one for one in named if one[1].energy is not None]
+    if not known:
+        return f"Energy was not measured. {words}"
+    least = min(known, key=lambda one: _least_energy(one[1]))
+    item = least[1].values["item"]
+    return f"Lowest energy per {item}: {_named_row(least)}, {energy_cell(least[1].energy)}. {words}"
+
+
+def _named_row(one: tuple[str, InferenceRow]) -> str:
+    return f"{one[0]} (batch {one[1].values['batch_size']}, {one[1].name})"
+
+
+def _sorted(named: Named, sort: str) -> Named:
+    key = SORTED_BY.get(sort)
+    return sorted(named, key=lambda one: key(one[1])) if key else named
+
+
+def _failure(record: RunRecord) -> str:
+    return f"{record.status}: {record.error.message}" if record.error else record.status
+
+
+def _responses_grid(named: Sequence[tuple[str, GenerationRow]]) -> Grid:
+    values = named[0][1].whole.values
+    cells = [
+        (
+            name,
+            energy_cell(row.whole.energy, row.whole.values["new_tokens"]),
+            f"{1000 * row.prefill.latency_s:.4g}",
+            f"{1000 * row.token_s:.4g}",
+            f"batch {row.batch}{length_text(row.whole.values)}, {row.whole.name}",
+            energy_cell(row.whole.energy),
+            f"{row.whole.latency_s:.4g}",
+            count_text(row.whole.items_per_s * row.whole.values["new_tokens"]),
+            size_text(row.whole.values["memory_bytes"]),
+        )
+        for name, row in named
+    ]
+    titles = (
+        "Model!|Energy per\noutput token>|First token\nms>|Next tokens\nms each>|How!|Energy per\nresponse>|"
+        "Response\ns>|Output\ntokens/s>|Memory>"
+    )
+    rows = [(f"{name}, {part}", found) for name, row in named for part, found in row.named_parts]
+    notes = [*contention_notes(rows), *prompt_notes([row.whole for _, row in named])]
+    reasons = list(dict.fromkeys(row.values["why_no_energy"] for _, row in rows if row.energy is None))
+    notes += [f"Energy was not measured: {'; '.join(reasons)}."] if reasons else []
+    notes.append(
+        "Energy per output token: gross energy of a response, prompt included, over its tokens. Times are medians."
+    )
+    notes += energy_notes([row.whole for _, row in named])
+    return make_grid(f"Generation by models: {where_text(values)}", titles, cells, " ".join(notes))
+
+
+def models_data(records: Sequence[RunRecord], sort: str = "") -> list[dict[str, Any]]:
+    """One entry per model, ordered like the table by the best of its rows."""
+    key = SORTED_BY.get(sort)
+    ordered = (
+        sorted(records, key=lambda record: min(map(key, rows_in_use(record)), default=math.inf)) if key else records
+    )
+    return [
+        {
+            "model": record.label,
+            "run_id": record.run_id,
+            "status": record.status,
+            "error": record.error.message if record.error else None,
+            "rows": rows_data(record) if record.status == "done" else [],
+        }
+        for record in ordered
+    ]

@@ -64,6 +64,10 @@ class GenerationRow:
         known = [part for part in parts if part is not None]
         return sum(part.gross_j for part in known), math.hypot(*(part.gross_half_width_j for part in known))
 
+    @property
+    def named_parts(self) -> tuple[tuple[str, InferenceRow], ...]:
+        return ("prefill", self.prefill), ("decode", self.decode), ("response", self.whole)
+
 
 def generation_rows(record: RunRecord) -> list[GenerationRow]:
     found: dict[tuple[Any, ...], dict[str, InferenceRow]] = {}
@@ -84,11 +88,29 @@ def generation_grids(record: RunRecord) -> list[Grid]:
 
 def _named(rows: Sequence[GenerationRow]) -> Named:
     """Each part under the row's name and its own."""
-    return [
-        (f"batch {row.batch}, {row.whole.name}, {part}", found)
-        for row in rows
-        for part, found in (("prefill", row.prefill), ("decode", row.decode), ("response", row.whole))
-    ]
+    return [(f"batch {row.batch}, {row.whole.name}, {part}", found) for row in rows for part, found in row.named_parts]
+
+
+def prompt_notes(rows: Sequence[InferenceRow]) -> list[str]:
+    """About prompts from a file; empty for random ones."""
+    notes = []
+    for row in rows:
+        facts = row.values.get("prompts")
+        if not facts:
+            continue
+        text = (
+            f"Prompts: {facts['count']} of {facts['file']}, {facts['shortest']} to {facts['longest']} tokens, padded "
+            "to the longest of a batch."
+        )
+        if facts["repeated"]:
+            text += f" {facts['repeated']} of them are used twice to fill the last batch."
+        if facts["batches_measured"] < facts["batches"]:
+            text += (
+                f" Only {facts['batches_measured']} of {facts['batches']} batches were measured in the given time; "
+                "raise --min-run-time to cover all."
+            )
+        notes.append(text)
+    return list(dict.fromkeys(notes))
 
 
 def _how(rows: Sequence[GenerationRow]) -> tuple[str, Callable[[GenerationRow], tuple[str, ...]]]:
@@ -125,12 +147,15 @@ def _time_grid(rows: Sequence[GenerationRow]) -> Grid:
     )
     note = "".join(f"{text} " for text in contention_notes(_named(rows))) + (
         "First token: prefill, which processes the prompt and selects the first token. Per token: steady state, "
-        f"decoding {values['new_tokens'] - 1} tokens repeatedly from the end of a prompt of {values['prompt_tokens']}, "
-        "with a cache of fixed size, compiled and warmed up. Tokens/s: of all sequences of a batch, a mean over all "
-        "calls, like power and energy. The mode is that of the decoding step; prefill always runs eagerly."
+        f"decoding {values['new_tokens'] - 1} tokens repeatedly from the end of a prompt of "
+        f"{values['prompt_tokens']:g} tokens, with a cache of fixed size, compiled and warmed up. Tokens/s: of all "
+        "sequences of a batch, a mean over all calls, like power and energy. The mode is that of the decoding step; "
+        "prefill always runs eagerly."
     )
-    note = " ".join([note, *memory_notes([row.whole for row in rows])])
-    lengths = f"{values['prompt_tokens']} prompt tokens, {values['new_tokens']} new tokens"
+    whole = [row.whole for row in rows]
+    note = " ".join([*prompt_notes(whole), note, *memory_notes(whole)])
+    mean = " (mean)" if values.get("prompts") else ""
+    lengths = f"{values['prompt_tokens']:g} prompt tokens{mean}, {values['new_tokens']} new tokens"
     caption = f"Generation: {where_text(values)}, {lengths}{_common(rows)}"
     return make_grid(caption, titles, cells, note)
 

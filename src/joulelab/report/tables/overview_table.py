@@ -26,7 +26,7 @@ _TITLES = {
     "models": "Teacher → student",
     "token": "J/token",
     "speed": "tokens/s",
-    "inference": "J/inference",
+    "inference": "Serving energy",
     "co2e": "gCO2e, own stages",
     "power": "Mean power, training",
     "time": "Time, own stages",
@@ -70,6 +70,8 @@ def overview_grid(comparison: Comparison) -> Grid:
 def _title(key: str, comparison: Comparison) -> str:
     if key == "quality" and comparison.measure:
         return f"{comparison.measure.axis} [95 %]"
+    if key == "inference":
+        return f"{_TITLES[key]}, per {' or '.join(_served_items(comparison))}"
     return _TITLES[key]
 
 
@@ -89,7 +91,7 @@ def _cells(row: Row, comparison: Comparison, teacher: Row | None) -> dict[str, C
         "times": Cell(ratio_text(row.full_ratio), ratio_value(row.full_ratio), "ratio"),
         "token": _item(training_energy(row.runs, "token")),
         "speed": _rate(training_mean(row.runs, "tokens_per_s"), ""),
-        "inference": _inference(row),
+        "inference": _inference(row, several=len(_served_items(comparison)) > 1),
         "co2e": _co2e(row),
         "power": _mean_power(row),
         "time": _time(row),
@@ -143,12 +145,18 @@ def _rate(value: float | None, unit: str) -> Cell:
     return Cell(NOTHING) if value is None else Cell(with_prefix(value, unit).strip(), value)
 
 
-def _inference(row: Row) -> Cell:
+def _served_items(comparison: Comparison) -> list[str]:
+    """What energy is per in inference stages: tokens, samples, or both."""
+    found = [serving_costs(run) for row in comparison.rows for run in row.runs]
+    return list(dict.fromkeys(one.item for one in found if one))
+
+
+def _inference(row: Row, several: bool) -> Cell:
     found = [one for run in row.runs if (one := serving_costs(run))]
     if not found:
         return Cell(NOTHING)
     mean = mean_figure(one.energy for one in found)
-    return Cell(f"{labeled_text(mean)}, per {found[0].item}", mean.energy_j)
+    return Cell(labeled_text(mean) + (f" / {found[0].item}" if several else ""), mean.energy_j)
 
 
 def _co2e(row: Row) -> Cell:

@@ -20,9 +20,10 @@ from joulelab.runs.context import Progress, RunContext, SilentProgress, Stage, S
 from joulelab.runs.lock import holding
 from joulelab.runs.measure.program import ProcessGroup, SignalRelay, Terminal, end_all
 from joulelab.runs.measure.result import RUN, WARMUP, MeasureResult, conclude, result_of, stage_name
-from joulelab.runs.paths import storage_failure, write_json
+from joulelab.runs.paths import RunPaths, storage_failure, write_json
 from joulelab.runs.record import RunRecord, Status
-from joulelab.runs.spec import RunSpec
+from joulelab.runs.spec import RunSpec, check, read_mapping
+from joulelab.runs.store import load_record
 from joulelab.runs.summary import flat_summary
 
 
@@ -54,10 +55,17 @@ class MeasuredRun:
     """An attempt of a new run whose work is the user's own code."""
 
     def __init__(
-        self, store: Path, spec: MeasureSpec, stop: StopRequest | None = None, progress: Progress | None = None
+        self,
+        store: Path,
+        spec: MeasureSpec,
+        stop: StopRequest | None = None,
+        progress: Progress | None = None,
+        folder: Path | None = None,
     ) -> None:
+        """`folder` is chosen by the user; a run that is already queued there is started."""
         self.spec = spec
-        self.paths = create_run(store, spec)
+        queued = folder is not None and (folder / "run.json").exists()
+        self.paths = RunPaths(folder) if folder is not None and queued else create_run(store, spec, folder=folder)
         self._attempt = RunAttempt(self.paths, spec, stop or StopRequest(), progress or SilentProgress())
         self.begin = self._attempt.begin
         self.end = self._attempt.end
@@ -91,8 +99,29 @@ def leave(stage: AbstractContextManager[Stage], error: BaseException | None) -> 
             raise
 
 
+def queued_spec(folder: Path, requested: MeasureSpec) -> MeasureSpec:
+    """The settings of the run that is queued in `folder`, for the same program; anything else there is refused."""
+    status = load_record(folder).status
+    spec = check(read_mapping(RunPaths(folder).config))
+    if not isinstance(spec, MeasureSpec) or spec.command != requested.command:
+        raise UsageError(f"{folder} contains another run", "choose another directory")
+    if status != "queued":
+        raise UsageError(f"the run in {folder} has already started (status {status})", "choose another directory")
+    plain = check({"pipeline": spec.pipeline, "name": requested.name, "command": requested.command})
+    if requested != plain:
+        raise UsageError(
+            f"{folder} contains a queued run, whose settings are fixed", "leave out all options except --run-dir"
+        )
+    return spec
+
+
 def measure_program(
-    store: Path, spec: MeasureSpec, executable: str, command: Sequence[str], progress: Progress
+    store: Path,
+    spec: MeasureSpec,
+    executable: str,
+    command: Sequence[str],
+    progress: Progress,
+    folder: Path | None = None,
 ) -> MeasureResult:
     """Run the program under the meter. The run is recorded however it ends, and the result has its exit code.
 
@@ -101,7 +130,7 @@ def measure_program(
     stop, terminal = StopRequest(), Terminal()
     relay = SignalRelay(stop, terminal.present)
     relay.listen()
-    measured = MeasuredRun(store, spec, stop, progress)
+    measured = MeasuredRun(store, spec, stop, progress, folder)
     error: BaseException | None = None
     status: Status = "done"
     try:
