@@ -136,6 +136,8 @@ def batch_order(
 ) -> list[Rows]:
     """Row numbers of each batch: every row once, and at most one batch is smaller than the others."""
     _check_batch_size(batch_size)
+    # A generator per epoch, seeded by both numbers: the order of epoch 7 does not require the
+    # orders of epochs 0 to 6.
     random = np.random.default_rng([seed, epoch])
     shuffled = random.permutation(len(lengths)).astype(np.int64)
     if not group_by_length:
@@ -143,6 +145,7 @@ def batch_order(
     batches: list[Rows] = []
     for chunk in _cut(shuffled, batch_size * _BATCHES_SORTED_TOGETHER):
         batches.extend(_cut(chunk[np.argsort(lengths[chunk], kind="stable")], batch_size))
+    # Shuffled again, or training would see short batches before long ones within every chunk.
     return [batches[index] for index in random.permutation(len(batches))]
 
 

@@ -41,6 +41,7 @@ _SPLIT = re.compile(r"(?P<name>\w+)(\[(?P<from>-?\d+%?)?:(?P<to>-?\d+%?)?\])?")
 
 def text_id(text: str) -> str:
     """The hash of a text; spacing and case are ignored."""
+    # 64 bits: among a million texts two different ones share an id with probability 3e-8.
     return hashlib.sha256(" ".join(text.split()).casefold().encode()).hexdigest()[:16]
 
 

@@ -438,6 +438,8 @@ def _map_offsets(path: Path, rows: int, items: int) -> Ids:
     offsets: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
     if offsets.dtype != np.dtype("<i8") or offsets.shape != (rows + 1,):
         raise ValueError(f"{path.name} does not contain the offsets of {rows} rows")
+    # Monotone offsets within the file are all that indexing relies on; with these checked, a
+    # corrupted store cannot read outside its columns.
     if offsets[0] != 0 or offsets[-1] != items or (offsets[1:] < offsets[:-1]).any():
         raise ValueError(f"{path.name} does not match {items} items")
     return offsets
@@ -466,6 +468,8 @@ def _sync(file: IO[bytes]) -> None:
 
 def _move_into_place(temporary: Path, folder: Path, keep_existing: bool) -> None:
     try:
+        # rename(2) of a directory replaces an empty one or fails, atomically: readers see the old
+        # or the new store.
         temporary.rename(folder)  # onto nothing, or onto an empty folder
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):

@@ -193,6 +193,8 @@ class WordCache:
 
     def _learn(self, words: Iterable[str]) -> None:
         here = set(words)
+        # Cleared and not evicted one by one: word frequencies follow Zipf's law, so the frequent
+        # words are back after a few documents, and the dictionary needs no bookkeeping per access.
         if len(self._ids) + len(here) > MOST_WORDS:
             self._ids.clear()
         new = list(here.difference(self._ids))

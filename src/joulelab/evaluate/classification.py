@@ -32,6 +32,8 @@ def expected_calibration_error(
     right_N = probabilities_NC.argmax(axis=1) == labels_N
     # Bins are (0, 1/bins], (1/bins, 2/bins], ...: probability 1 belongs to the last bin.
     bin_N = np.clip(np.ceil(sure_N * bins).astype(np.int64) - 1, 0, bins - 1)
+    # Sums and not means per bin: n_k |accuracy_k - confidence_k| / n is the weighted mean of the
+    # definition, and empty bins need no special case.
     off_K = np.bincount(bin_N, right_N, bins) - np.bincount(bin_N, sure_N, bins)
     return float(np.abs(off_K).sum() / max(1, len(labels_N)))
 

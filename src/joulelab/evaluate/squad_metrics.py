@@ -102,6 +102,7 @@ def most_context(windows: Sequence[ScoredWindow]) -> list[NDArray[np.bool_]]:
     amounts = np.full((len(windows), tokens), -1.0)
     for place, (first, length) in enumerate(parts):
         left = np.arange(length)
+        # Context of a token in a window is the smaller of its distances to both ends.
         amounts[place, first : first + length] = np.minimum(left, left[::-1]) + _LENGTH_BONUS * length
     winner = amounts.argmax(axis=0)
     return [winner[first : first + length] == place for place, (first, length) in enumerate(parts)]

@@ -130,6 +130,8 @@ def energy_range_j(figure: EnergyFigure) -> tuple[float, float] | None:
     if figure.energy_j is None:
         return None
     random_j, gain = figure.half_width_j or 0.0, figure.gain_error_rel or 0.0
+    # Worst case and not quadrature: CO2e is reported as a range, and a range that combines its
+    # causes at their ends cannot be too narrow.
     low = max(0.0, figure.energy_j - random_j) * max(0.0, 1 - gain)
     return low, (figure.energy_j + random_j) * (1 + gain)
 

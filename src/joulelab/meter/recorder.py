@@ -176,11 +176,16 @@ class Recorder:
 
     def _wait(self, timeout_s: float | None) -> str | None:
         """Sleep to the next deadline and do what is not a reading; the reason to end, if there is one."""
+        # One select serves as timer and as watch on the program: the pipe becomes readable when the
+        # program asks to stop and reads end of file when it dies, within the same system call that
+        # waits for the next deadline.
         readable, _, _ = select.select([sys.stdin], [], [], STANDBY_S if timeout_s is None else timeout_s)
         if readable:
             if not os.read(sys.stdin.fileno(), 64):
                 return GONE
             if self._trace is not None:
+                # The last samples and the last refresh of a counter arrive after the moment that
+                # they describe: about 70 ms and up to 100 ms on an H200.
                 time.sleep(SETTLE_S)
             return STOP
         # forked children may hold the pipe open after the program's death; its process must be our parent still
@@ -202,6 +207,8 @@ class Recorder:
             gap = {"kind": "gap", **clock.now().fields(), "device": "trace"}
             lines = [{**gap, "reason": f"{self._lines_lost} lines could not be written"}, *lines]
         try:
+            # Synced at every reading: a trace is needed most after a crash, and an fsync per second
+            # costs less than reading a counter.
             self._trace.append(*lines, sync=True)
         except OSError as error:
             if not self._lines_lost:
@@ -214,6 +221,8 @@ class Recorder:
         self._phases.add_marks(self._ring.drain())
         if not write and time.monotonic_ns() < self._phases_due_ns:
             return
+        # Aggregates are written every few seconds and not per mark: a line states how far the ring
+        # was read, so that after a kill the next recorder continues there and counts no mark twice.
         self._phases_due_ns = time.monotonic_ns() + int(PHASES_EVERY_S * clock.NS)
         if self._phases.rows or self._ring.lost:
             line = self._phases.to_line(self._ring.read, self._ring.lost)

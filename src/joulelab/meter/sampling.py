@@ -251,6 +251,8 @@ class SamplingLoop:
         if self._ticks is None:
             # whole steps from the previous deadline, not from now: a late reading does not shift the grid
             step_ns = int(interval_s * clock.NS)
+            # Deadlines that have passed are skipped, not caught up: two readings in a row would
+            # cost time and give the same value.
             reader.due_ns += step_ns * (1 + max(0, now_ns - reader.due_ns) // step_ns)
             return
         reader.due_ns = self._tick_ns

@@ -79,6 +79,8 @@ class Meter:
         self._events.append(header(), sync=True)
         self._recorder = self._spawn()
         assert self._recorder.stdout is not None
+        # Blocks until the first reading is in the trace: energy of the first stage would otherwise
+        # begin with an unknown counter.
         if self._recorder.stdout.readline().strip() != READY.encode():
             raise JoulelabError(
                 f"the recorder did not start (exit code {self._recorder.wait(START_TIMEOUT_S)})",
@@ -104,6 +106,8 @@ class Meter:
             [sys.executable, "-m", RECORDER_MODULE, json.dumps(asdict(job))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            # Ctrl-C reaches the foreground process group; in its own session the recorder survives
+            # it and records how the program ends.
             start_new_session=True,
             # settings that the program made for itself must not apply to the recorder
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -127,6 +131,8 @@ class Meter:
         if not hasattr(os, "waitid"):  # macOS before Python 3.13
             return
         with suppress(OSError, psutil.Error):  # `stop()` has waited for it, or the disk is full
+            # WNOWAIT leaves the zombie: its CPU time can still be read from /proc, and Popen.wait
+            # reaps it afterwards.
             os.waitid(os.P_PID, recorder.pid, os.WEXITED | os.WNOWAIT)
             if not self._stopping and (seconds := cpu_seconds(psutil.Process(recorder.pid))) is not None:
                 note_ended(self._trace_path, os.getpid(), seconds)
@@ -142,6 +148,8 @@ class Meter:
         self._stopping = True
         recorder, self._recorder = self._recorder, None
         try:
+            # Asked and not signaled: the recorder takes a last reading of every counter before it
+            # ends.
             recorder.communicate(STOP.encode(), timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             recorder.kill()

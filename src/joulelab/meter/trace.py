@@ -35,6 +35,8 @@ class LineFile:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        # O_APPEND makes position and write one step in the kernel, so that lines of two processes
+        # that share a file do not overwrite each other.
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         self._torn = _ends_inside_a_line(self._fd)
 
@@ -46,6 +48,8 @@ class LineFile:
         # set before the write: if it fails halfway, the next append starts a new line
         while data:
             self._torn = True
+            # A write may be short where the disk is full or a signal arrives; the rest is written
+            # or the error raised.
             data = data[os.write(self._fd, data) :]
         self._torn = False
         if sync:

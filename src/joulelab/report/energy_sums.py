@@ -263,6 +263,8 @@ def mean_figure(figures: Iterable[EnergyFigure]) -> EnergyFigure:
     """Mean over repeats, coverage included. Random half-widths average out, the gain error does not."""
     parts = list(figures)
     present = [part for part in parts if part.energy_j is not None]
+    # Sum over n, divided by n: independent errors add in quadrature and shrink by sqrt(n), shared
+    # ones add linearly and stay, gain errors stay as they are.
     return total(present, [1.0] * len(present)).scaled(1 / len(present)) if present else total(parts)
 
 

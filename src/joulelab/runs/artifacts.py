@@ -87,6 +87,9 @@ class Bill(Frozen):
 
 
 def artifact_key(kind: str, inputs: Mapping[str, Any], parents: Sequence[str], code: str) -> str:
+    # Sorted keys and sorted parents: the key must not depend on the order in which a recipe lists
+    # its inputs. 24 hex digits are 96 bits; a collision among a million artifacts has the
+    # probability 6e-18.
     text = json.dumps({"kind": kind, "inputs": inputs, "parents": sorted(parents), "code": code}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -258,6 +261,8 @@ def list_contents(folder: Path) -> None:
     files = [path for path in folder.rglob("*") if path.is_file() and path not in (folder / BILL, folder / CONTENTS)]
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(files)}
     sums, remaining = {}, SUMMED_BYTES
+    # Smallest first: configurations, indices and labels, where one flipped byte changes the meaning
+    # of everything else, fit into the budget before a single large weight file uses it up.
     for name in sorted(sizes, key=lambda name: sizes[name]):
         remaining -= sizes[name]
         if remaining < 0:
@@ -292,6 +297,8 @@ def find_damage(folder: Path, opens: Opens | None = None) -> str | None:
 
 def set_aside(folder: Path) -> None:
     with suppress(OSError):  # another run was faster, or the folder is read-only; later readers detect it again
+        # Renamed and not deleted: the files may still be useful to a person, and one rename is
+        # atomic where removing a folder is not.
         (folder / BILL).replace(folder / SET_ASIDE)
 
 

@@ -396,6 +396,8 @@ def _lost_from_ns(opening: Opening, later: Opening | None, end_ns: int) -> int:
     if later.resumed_at is None:
         return end_ns
     kept = [at_ns for at, at_ns in opening.checkpoints if at <= later.resumed_at]
+    # The newest checkpoint of this attempt that is not newer than the step resumed from: work after
+    # it was done again.
     return max(kept, default=opening.begin_ns)
 
 
@@ -450,6 +452,8 @@ def with_clock_offsets(attempts: Sequence[AttemptData]) -> list[AttemptData]:
     leads = {attempt.number: attempt for attempt in leading(attempts)}
     for attempt in attempts:
         lead = leads[attempt.number]
+        # The median over stages: one rank may leave a stage late because it writes a file, which is
+        # not a clock offset.
         offsets = [] if lead is attempt else _end_offsets_s(attempt, lead)
         corrected.append(replace(attempt, clock_offset_s=median(offsets)) if offsets else attempt)
     return corrected

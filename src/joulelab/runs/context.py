@@ -109,7 +109,11 @@ class StopRequest:
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
         if self.signum is None:
+            # Only a flag: a handler runs between two bytecodes of any function, and raising there
+            # could interrupt a checkpoint or a lock half-way.
             self.signum, self._received_s = signum, now_s
+        # The second Ctrl-C of an impatient user; the echo of the first one by a launcher arrives
+        # within a second.
         elif not self._closing and now_s - self._received_s > ECHO_S:
             raise EndedBySignal(signum)
 

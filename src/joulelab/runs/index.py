@@ -308,6 +308,8 @@ def refresh(store: Path, reporter: IndexReporter, columns: Sequence[str] | None 
 
     files = run_files(store)
     requested = [name for name in columns or _schema().names if name not in KEYS]
+    # Parquet reads single columns: validating 10,000 rows needs the three key columns only, a
+    # hundredth of the file.
     known = _read(store, [*KEYS, *requested])
     valid = _valid_rows(store, known, files)
     if len(valid) == len(files) == known.num_rows:
@@ -377,6 +379,8 @@ def _read(store: Path, columns: Sequence[str] | None = None) -> Any:
 def _write(store: Path, table: Any) -> None:
     import pyarrow.parquet as pq
 
+    # A random name and not the pid: processes on two nodes that share the store may have the same
+    # pid.
     temporary = store / f".{INDEX}.{secrets.token_hex(6)}.tmp"
     try:
         pq.write_table(table, temporary, compression="zstd")

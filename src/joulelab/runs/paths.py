@@ -275,11 +275,16 @@ def write_json(path: Path, value: BaseModel | dict[str, Any]) -> None:
         else json.dumps(value, indent=2, ensure_ascii=False)
     )
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder: rename is atomic only within a file system. With the pid, because two
+    # processes may write the same record at the same time; the later rename wins with a complete
+    # file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text + "\n")
             file.flush()
+            # Without it the rename may reach the disk before the data, and a power failure leaves
+            # an empty file under the final name.
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:  # a partial file would occupy the full disk further

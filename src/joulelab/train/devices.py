@@ -97,6 +97,7 @@ def peak_flops(gpu_name: str, precision: str) -> float | None:
     """FLOP/s, or None for a GPU that is not in the table or does not support the precision."""
     words = set(re.split(r"[\s-]+", gpu_name.lower()))
     for card, figures in _PEAKS:
+        # By whole words: `A10` must not match `A100`, and `H100 PCIe` must match before `H100`.
         if set(card.lower().split()) <= words:
             figure = figures.get(precision)
             return None if figure is None else figure * _TERA

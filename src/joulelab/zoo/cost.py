@@ -59,6 +59,8 @@ def _convolution_backward(
     """The FLOPs of the forward pass for each requested gradient. torch's formula (2.13) ignores groups and overcounts
     the backward pass of ConvNeXt by a factor of four."""
     transposed, wanted = rest[4], rest[-1]
+    # Each gradient, by the input and by the weight, is a convolution with as many multiply-adds as
+    # the forward pass.
     forward: int = conv_flop_count(x_shape, w_shape, grad_shape, transposed=transposed)
     return sum(map(bool, wanted[:2])) * forward
 

@@ -106,6 +106,8 @@ def pack(
 
 def _cut(lengths: NDArray[np.int64], row_length: int) -> NDArray[np.int64]:
     """Document, first token, tokens of every piece."""
+    # Consecutive parts share one token: the last of a part predicts the first target of the next
+    # one, so that no target lacks its context and none counts twice.
     step = row_length - 1
     counts = np.maximum(1, -(-(lengths - 1) // step))
     source = np.repeat(np.arange(len(lengths)), counts)
@@ -137,6 +139,9 @@ def _fit(lengths: list[int], row_length: int) -> list[list[int]]:
     rooms = 0  # bit n is set if some row has exactly n free tokens
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
         length = lengths[place]
+        # A bit set of free sizes: shifting by the length leaves the rows with enough room, and the
+        # lowest set bit is the tightest of them. Best-fit in constant time per document instead of
+        # a search over all open rows.
         fitting = rooms >> length
         if fitting:
             room = length + (fitting & -fitting).bit_length() - 1

@@ -183,6 +183,8 @@ def start_budget(spec: CausalSpec) -> RemainingBudget:
 def training_budget(context: CausalContext, parents: Iterable[Bill], start: Artifact | None) -> RemainingBudget:
     """What is left for student.train. Written to the run, so that a resumed attempt ends at the same point."""
     file = context.run.paths.folder / BUDGET_FILE
+    # The energy of earlier stages is known more exactly when a run is resumed; a budget computed
+    # again would end the training at another step.
     if file.exists():
         left = read_json(file)["left"]
         return RemainingBudget(left["tokens"], left["energy_j"])

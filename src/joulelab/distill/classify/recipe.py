@@ -580,6 +580,8 @@ def correct_needed(trials: int, chance: float) -> int:
     """The smallest number of correct predictions with a binomial tail probability of at most `_SIGNIFICANCE`; above
     `trials` if there is none."""
     tail = 0.0
+    # From the top, so that the small probabilities of the tail are added before the large ones and
+    # none is lost to rounding.
     for correct in range(trials, -1, -1):
         tail += _binomial(trials, correct, chance)
         if tail > _SIGNIFICANCE:

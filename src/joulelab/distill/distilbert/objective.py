@@ -276,6 +276,9 @@ class Scales:
 
     @classmethod
     def of(cls, config: LmDistillation, targets_share: float) -> Scales:
+        # The loop divides every sum by all tokens of the step. A term over a fraction s of them
+        # must be multiplied by 1 / s to be the mean over its own positions; s is a constant of the
+        # data, so the gradient does not depend on how the step is split.
         compared = 1 / targets_share if config.restrict_ce_to_mask else 1.0
         predicted = 1 / targets_share
         weights = TermWeights(
@@ -304,6 +307,7 @@ class FrozenTeacher:
     @torch.no_grad()
     def __call__(self, batch: LmBatch, project: bool) -> tuple[Tensor | None, Tensor]:
         device = batch["input_ids"].device.type
+        # A frozen model in bf16 computes in bf16 by itself; autocast would only add casts.
         with torch.autocast(device, enabled=torch.is_autocast_enabled(device) and not self._has_dtype):
             outputs: tuple[Tensor | None, Tensor] = self.model(
                 **batch.inputs, for_loss=True, positions=batch.rows, project=project

@@ -114,6 +114,8 @@ def write_shard(path: Path, entries: Sequence[CacheEntry]) -> None:
                 row["key"], row["offset"], row["size"] = entry.key, file.tell(), len(entry.packed)
                 row["positions"], row["records"], row["crc"] = entry.positions, entry.records, zlib.crc32(entry.packed)
                 file.write(entry.packed)
+            # Index and footer come last, as in Parquet: entries are streamed without knowing their
+            # sizes, and a file without a valid footer was never finished.
             footer = np.array((_MAGIC, len(entries), file.tell(), zlib.crc32(index.tobytes())), dtype=_FOOTER_DTYPE)
             file.write(index.tobytes())
             file.write(footer.tobytes())
@@ -153,6 +155,8 @@ def read_entry(shard: ShardFile, row: Any, layout: Layout) -> tuple[Bytes, Bytes
     middle = positions * layout.fixed_bytes
     if not layout.compressed:
         return packed[:middle].reshape(positions, -1), packed[middle:].reshape(records, layout.record_bytes)
+    # Byte planes (as the shuffle filter of Blosc and HDF5): bytes of equal significance are
+    # adjacent, and the nearly constant high bytes of ids compress to almost nothing.
     raw = np.frombuffer(zlib.decompress(packed.data), dtype=np.uint8)
     return raw[:middle].reshape(-1, positions).T, raw[middle:].reshape(layout.record_bytes, records).T
 
@@ -223,6 +227,8 @@ def pending_rows(
     keys = {number: found for number in range(len(rows)) if (found := row_document_keys(rows, number))}
     numbers = list(keys)
     batches = [numbers[start : start + batch_size] for start in range(0, len(numbers), batch_size)]
+    # A batch is named by its first document's key: the name does not depend on the number of shards
+    # or on what is stored.
     own = shard.units([keys[batch[0]][0].hex() for batch in batches])
     elsewhere |= _keys_of_other_shards(batches, keys, set(own))
     pending, done = [], []

@@ -117,6 +117,8 @@ def log_probability_sums(
     hidden_BTD = expose_hidden_states(model)(input_ids=ids_BT, hidden_only=True)
     rows_N, at_N = mask_BT.nonzero(as_tuple=True)
     compute = log_probabilities or TargetLogProbabilities()
+    # The state at t - 1 predicts the token at t. Only scored positions are projected to the
+    # vocabulary.
     logs_N = compute(hidden_BTD[rows_N, at_N - 1], lm_head_weight(model), ids_BT[rows_N, at_N])
     sums_B = logs_N.new_zeros(len(ids_BT)).index_add(0, rows_N, logs_N)
     return sums_B, mask_BT.sum(-1)

@@ -174,6 +174,7 @@ def _length_correlation(candidates: Sequence[Candidates], scores: Sequence[Seque
     if not lengths:
         return None
     all_lengths, all_values = np.concatenate(lengths), np.concatenate(values)
+    # Pearson's correlation of deviations from each prompt's mean (a within-group correlation).
     spread = float(np.sqrt((all_lengths**2).sum() * (all_values**2).sum()))
     return float((all_lengths * all_values).sum() / spread) if spread > 0 else None
 
@@ -200,6 +201,8 @@ class Pair:
         """Hash of the content, so that a cached value cannot be assigned to another pair."""
         digest = hashlib.sha256()
         for ids in (self.prompt, self.chosen, self.rejected):
+            # The length before the ids: without it, moving a token from the end of the prompt to
+            # the start of an answer would give the same bytes.
             digest.update(len(ids).to_bytes(8, "little") + ids.astype("<i8").tobytes())
         return digest.hexdigest()[:32]
 

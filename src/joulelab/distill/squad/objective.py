@@ -120,6 +120,8 @@ def span_ce_sum(student: Span, spans_B2: Tensor, answerable_BT: Tensor) -> Tenso
         cross_entropy_sum(_masked(logits_BT, answerable_BT), spans_B2[:, edge])
         for edge, logits_BT in enumerate(student)
     )
+    # The mean of the two as in BERT's and DistilBERT's scripts; a sum would change the effective
+    # learning rate.
     return (start + end) / 2
 
 

@@ -82,6 +82,9 @@ class CoresSensor:
         if busy_s <= 0 < own_s:
             return []  # a kernel that counts no core's time, as in some sandboxes
         line: Line = {"kind": "cores", "device": "host", "cores": len(self._cores)}
+        # In units of cores: seconds of CPU time per second. Differences of two counters that are
+        # read one after the other may be slightly negative on a quiet machine, hence the clamp at 0
+        # below.
         others, idle = (busy_s - own_s) / elapsed_s, len(self._cores) - busy_s / elapsed_s
         return [{**line, "others_cores": round(max(0.0, others), 3), "idle_cores": round(max(0.0, idle), 3)}]
 
@@ -92,6 +95,7 @@ class CoresSensor:
         """(moment, busy seconds of the cores that the program may use, those of the program and of this recorder)"""
         by_core = psutil.cpu_times(percpu=True)
         busy_s = sum(_busy_s(by_core[core]) for core in self._cores if core < len(by_core))
+        # The recorder's own CPU time is neither the program's nor that of others.
         own_s = sum(rank.seconds() for rank in self._ranks) + time.process_time()
         return time.monotonic(), busy_s, own_s
 

@@ -101,6 +101,10 @@ class Domain:
 
     def max_gap_s(self, packages: int) -> float | None:
         most_w = MOST_PACKAGE_W * (max(1, packages) if self.kind == "psys" else 1)
+        # Half a wrap at the highest possible power (the Nyquist limit of a wrapping counter):
+        # between two readings that far apart the counter has advanced by less than half its range,
+        # so that a decrease can only be a wrap. A typical range is 262 kJ (32 bits of 61 uJ), 131 s
+        # at 1,000 W.
         return None if self.wrap_j is None else self.wrap_j / most_w / 2
 
 

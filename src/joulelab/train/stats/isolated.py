@@ -455,6 +455,8 @@ def _complete_rounds(windows: Sequence[LoopWindow], read: Reader) -> Rounds:
         figure = read([(window.begin_ns, window.end_ns)])
         if figure.energy_j is None or figure.coverage < MIN_COVERAGE:
             continue
+        # Scaled to full coverage: up to 5 % of a window without readings is taken to be like the
+        # rest, and windows with more are left out.
         scale = window.repetitions * figure.coverage
         energy = _LoopEnergy(
             figure.energy_j / scale, (figure.half_width_j or 0.0) / scale, window.duration_s / window.repetitions
@@ -466,9 +468,13 @@ def _complete_rounds(windows: Sequence[LoopWindow], read: Reader) -> Rounds:
 def _difference(rounds: Rounds, loop: str, before: str | None) -> PerStep:
     nothing = _LoopEnergy(0.0, 0.0, 0.0)
     pairs = [(loops[loop], loops[before] if before else nothing) for loops in rounds]
+    # Differences within a round: what both loops of a round have in common, such as the temperature
+    # of the card, is not in their spread.
     energies_j = [more.energy_j - less.energy_j for more, less in pairs]
     spread = mean_t(energies_j)
     spread_j = spread.high - spread.value if len(pairs) > 1 else 0.0
+    # The mean of n differences of independent windows: variances add over 2n windows, divided by
+    # n^2.
     meter_j = math.sqrt(sum(more.half_width_j**2 + less.half_width_j**2 for more, less in pairs)) / len(pairs)
     return PerStep(
         method="isolated",

@@ -234,6 +234,8 @@ class EnergyStats(TrainerStats):
     def _run_isolation(self) -> None:
         """A failing measurement must not end hours of training; a failing restore must."""
         context = self._context
+        # Isolation runs after the warm-up: kernels are loaded and compiled, clocks and temperature
+        # are those of training, and the state to restore is that of a step boundary.
         before = Snapshot(context.trainer)
         try:
             self._loop_windows = Isolation(context.trainer, self.plan, self._now_ns, self._wait).run()

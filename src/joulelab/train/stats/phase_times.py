@@ -191,6 +191,8 @@ class Durations:
         self.max_s = max(self.max_s, duration_s)
         if len(self._kept) < RESERVOIR_SIZE:
             self._kept.append(duration_s)
+        # Algorithm R: the n-th value replaces a random one with probability size / n, so that after
+        # any n every value has been kept with the same probability.
         elif (place := int(self._random.random() * self.count)) < RESERVOIR_SIZE:
             self._kept[place] = duration_s
 
