@@ -1,7 +1,7 @@
 """How fast is every published size of the zoo on this GPU, at how many joules an item, beside what others report?
 
 Each model trains in our loop on synthetic batches of the stated size and shape: a warm-up, then an undisturbed window
-of `--seconds` between two synchronizations, its joules from the meter's trace. `reference` is milabench's figure for one
+of `--seconds` between two synchronizations, energy from the trace. `reference` is milabench's figure for one
 H200 (one H100 where it says so), taken from its published reports; `ratio` is ours over theirs.
 
     python benchmarks/zoo_rows.py --models bert,resnet50 --seconds 10

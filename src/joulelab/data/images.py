@@ -50,9 +50,12 @@ class Box(NamedTuple):
 def random_box(width: int, height: int, random: np.random.Generator) -> Box:
     """A random crop with an area in `AREA` and an aspect ratio in `RATIO`; the center crop if none fits."""
     areas = random.uniform(*AREA, size=_TRIES) * width * height
+    # Uniform in the logarithm, so that 3:4 and 4:3 are equally likely.
     ratios = np.exp(random.uniform(math.log(RATIO[0]), math.log(RATIO[1]), size=_TRIES))
     widths, heights = np.sqrt(areas * ratios) / width, np.sqrt(areas / ratios) / height
     left_share, top_share = random.random(2)
+    # Rejection sampling with a bounded number of tries, all sampled at once; the first one that
+    # fits is used, as in torchvision.
     fitting = np.flatnonzero((widths <= 1) & (heights <= 1))
     if not len(fitting):
         return center_box(width, height, share=1.0)

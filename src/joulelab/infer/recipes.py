@@ -37,6 +37,8 @@ def capture_cuda_graph(run: Callable[[], Any]) -> Callable[[], Any]:
     `run` is called a few times before the capture; the caller restores what it changes. The graph stores addresses, so
     all tensors it reads must stay alive: the returned function keeps a reference to `run`.
     """
+    # Warm-up on a side stream, as torch documents for capture: the caching allocator must not hand
+    # out memory of the default stream's pool to the graph.
     side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side_stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side_stream):  # cuBLAS and cuDNN initialize here, which is not allowed during capture

@@ -42,6 +42,8 @@ def power_cap(config: EnergyConfig, saved: Path, nvml: Any = None) -> Iterator[N
         cap_mw = round(1000 * config.power_cap_w)
         handles = _job_handles(nvml, config)
         before_mw = {uuid: nvml.nvmlDeviceGetPowerManagementLimit(handle) for uuid, handle in handles.items()}
+        # Saved and synced before the first limit changes: a kill between the two would leave a
+        # capped card that no one knows of.
         _save(saved, cap_mw, before_mw)
         try:
             for handle in handles.values():
@@ -63,6 +65,7 @@ def restore_power_limits(saved: Path, nvml: Any = None) -> list[str]:
         if not alone:
             return []
         found = list(read_lines(saved))
+        # Power limits do not survive a reboot or a reload of the driver.
         if not found or found[-1]["boot_id"] != clock.boot_id():
             saved.unlink()
             return []
@@ -82,6 +85,8 @@ def _restore(cap_mw: int, limits_mw: dict[str, int], nvml: Any) -> tuple[list[st
     for uuid, limit_mw in limits_mw.items():
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            # Only if the cap is still in force: an administrator may have set another limit in the
+            # meantime.
             if nvml.nvmlDeviceGetPowerManagementLimit(handle) == cap_mw != limit_mw:
                 nvml.nvmlDeviceSetPowerManagementLimit(handle, limit_mw)
                 messages.append(

@@ -46,6 +46,8 @@ class _ImportTimer:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        # Imports nest: timing the inner ones as well would count their time twice. Other threads
+        # import while the main thread works, which is not start-up.
         if self._busy or threading.current_thread() is not threading.main_thread():
             return None
         begin_ns = clock.now().mono_ns
@@ -69,6 +71,7 @@ class _ImportTimer:
         load = loader.exec_module
 
         def timed(module: ModuleType) -> None:
+            # Removes the instance attribute, so that the module's loader is the original one again.
             del loader.exec_module
             self._busy = True
             try:
@@ -86,6 +89,7 @@ class _ImportTimer:
 def import_times(report: Callable[[int, int], None]) -> Iterator[None]:
     """Call `report(begin_ns, end_ns)` for every import in the block that takes at least `SHORTEST_NS`."""
     timer = _ImportTimer(report)
+    # First in the list, or the standard finders would return a spec before this one is asked.
     sys.meta_path.insert(0, timer)
     try:
         yield
@@ -136,6 +140,8 @@ def _job_name(environ: Mapping[str, str], launcher_pid: int) -> str:
 def publish_run(rank: RankInfo, paths: RunPaths, attempt: int) -> None:
     """On rank 0: announce folder and attempt to the other ranks, once the meter runs."""
     if rank.world > 1:
+        # A file and not a collective operation: ranks learn the run before torch.distributed is
+        # initialized, whose start-up is part of what is measured.
         write_json(_file(paths.folder.parent, rank), {"folder": paths.folder.name, "attempt": attempt})
 
 

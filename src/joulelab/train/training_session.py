@@ -90,6 +90,8 @@ class _Session:
 
     def train(self) -> TrainingOutcome:
         run, job = self.run, self.job
+        # Ranks differ in dropout; equal seeds would apply the same masks to different samples.
+        # Initial weights were set before, from the run's seed alone.
         torch.manual_seed(job.seed + job.ranks.rank)
         compiling = track_compilations(job.config.compile, run.note_setup, self._budget_paused)
         with self._telemetry(), compiling, self._training_stage() as stage, _explain_out_of_memory(job):

@@ -223,8 +223,13 @@ def _copy_embeddings(student: nn.Module, teacher: nn.Module) -> None:
     own, source = lm_head_weight(student), lm_head_weight(teacher).float()
     check_embedding_width(source.shape[1], own.shape[1])
     centered = source - source.mean(0)
+    # Principal components: eigenvectors of the covariance of the embeddings, D x D instead of a
+    # singular value decomposition of V x D. The projection on the last k of them keeps the most
+    # variance, and with it the distances between tokens, that k dimensions can keep.
     _, directions = torch.linalg.eigh(centered.T @ centered)  # in ascending order of their variance
     projected = centered @ directions[:, -own.shape[1] :]
+    # At the scale of the student's initialization, for which its other weights and the learning
+    # rate were chosen.
     own.copy_(projected * (own.std() / projected.std()))
 
 

@@ -41,6 +41,8 @@ class ProcessTree:
         if begin_s >= self._rescan_at_s:
             self._members = self._found()
             took_s = time.monotonic() - begin_s
+            # The interval follows from the measured cost of a scan, so that the share of a core is
+            # bounded on machines with any number of processes.
             self._rescan_at_s = begin_s + took_s / RESCAN_SHARE
         return self._members
 
@@ -154,6 +156,8 @@ def _same_launch(pid: int, program_pid: int) -> bool:
 
 def _first_environment(pid: int) -> dict[str, str]:
     try:
+        # The environment at exec, which a program cannot change afterwards: it shows how the
+        # process was launched.
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:  # another user's process shows none, and is not of our launch
         return {}

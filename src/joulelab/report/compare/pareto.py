@@ -47,6 +47,8 @@ def pareto_labels(comparison: Comparison, energies: Mapping[str, EnergyFigure]) 
     ]
     front: list[str] = []
     best = math.inf
+    # One pass in order of energy: a method is on the front if it is better than every cheaper one.
+    # Of equal energies the better quality comes first.
     for _, loss, label in sorted(known, key=lambda one: one[:2]):
         if loss < best:
             best = loss

@@ -247,6 +247,8 @@ def thin(times: Array, values: Array, buckets: int = 400) -> tuple[Array, Array]
     for stop in (*cuts, len(times)):
         if stop > start:
             bucket = values[start:stop]
+            # Both extremes of a bucket: a mean would hide the peaks that a power trace is looked at
+            # for, and every n-th value would show beats of the load with the sampling.
             kept |= {start + int(bucket.argmin()), start + int(bucket.argmax())}
         start = int(stop)
     order = np.array(sorted(kept))

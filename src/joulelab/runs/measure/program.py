@@ -156,6 +156,8 @@ class SignalRelay:
     def send(self, signum: int) -> None:
         if self.group is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
+                # The whole group: a shell script's children would otherwise run on after the script
+                # was stopped, and be measured by nothing.
                 os.killpg(self.group, signum)
 
 
@@ -282,6 +284,8 @@ class ProcessGroup:
             [sys.executable, "-I", "-S", str(Path(process_guard.__file__))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            # The guard is the group's leader: a group exists as long as it has a member, so its
+            # number cannot be reused for another group between two repeats of the program.
             process_group=0,
         )
         assert self._guard.stdout is not None
@@ -332,6 +336,8 @@ class ProcessGroup:
 
     def _wait(self, pid: int) -> int:
         while True:
+            # WUNTRACED also returns when the program is stopped: a stopped program must stop
+            # `measure` too, or the shell would show a running job that does nothing.
             _, status = os.waitpid(pid, os.WUNTRACED)
             if not os.WIFSTOPPED(status):
                 return status
@@ -355,6 +361,8 @@ class ProcessGroup:
                 return
         was_lent = self._terminal.lent
         self._terminal.take_back()
+        # SIGSTOP, because SIGTSTP is caught above; the shell's job control does not distinguish the
+        # two.
         os.kill(os.getpid(), signal.SIGSTOP)  # the shell shows the job as stopped; `fg` continues here
         if was_lent:
             self._terminal.lend(self._guard.pid)
