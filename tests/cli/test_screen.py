@@ -140,7 +140,7 @@ def test_tables_are_cut_to_a_screen_and_a_remark_is_printed_once(capsys):
     assert detail() == "normal"
 
 
-def test_a_message_is_said_once_and_a_group_says_warnings_only(capsys):
+def test_a_message_is_reported_once_and_a_group_states_warnings_only(capsys):
     with PlainProgress() as progress:
         for _ in range(2):
             progress.write("Reusing data")

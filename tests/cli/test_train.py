@@ -41,7 +41,7 @@ def test_one_epoch_of_the_split_is_trained_and_every_stage_has_its_joules(record
     assert all(stage["best"]["energy_j"] > 0 for stage in stages.values())
 
 
-def test_the_record_says_how_fast_how_large_and_how_well(record):
+def test_the_record_states_how_fast_how_large_and_how_well(record):
     found = {name: result["value"] for name, result in record["results"].items()}
     assert found["model.train.steps"] == 25
     assert found["model.parameters"] == 136_960
@@ -67,7 +67,7 @@ def test_the_table_summarizes_the_training(trained):
     assert "model.train.first_loss" not in trained.stdout, "told in words, not a second time as a raw result"
 
 
-def test_the_weights_that_were_asked_for_are_kept_with_their_bill(record, store):
+def test_the_weights_that_were_requested_are_kept_with_their_bill(record, store):
     folder = store / record["run_id"] / "artifacts" / "final_model"
     assert {"config.json", "model.safetensors", "bill.json"} <= {path.name for path in folder.iterdir()}
     bill = json.loads((folder / "bill.json").read_text())

@@ -199,7 +199,7 @@ def test_a_dry_run_prints_the_merged_settings_and_runs_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("words", [["run", "demo"], ["run", "kd-tiny"], ["sweep", "train", "gpt2", "--size", "tiny"]])
-def test_a_dry_run_asked_for_json_is_json(words):
+def test_a_dry_run_with_json_prints_json(words):
     done = joulelab_here(*words, "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -280,7 +280,7 @@ def test_one_unreadable_run_does_not_hide_the_others(tmp_path):
     assert joulelab_here("show", "last", "--runs-dir", tmp_path).returncode == 0
 
 
-def test_a_report_goes_into_a_folder_or_says_why_not(tmp_path):
+def test_a_report_goes_into_a_folder_or_states_why_not(tmp_path):
     joulelab("measure", "--gpus", "none", "--runs-dir", tmp_path / "runs", "--", "true")
     (tmp_path / "out").mkdir()
     assert joulelab_here("report", "last", "--runs-dir", tmp_path / "runs", "-o", tmp_path / "out").returncode == 0

@@ -70,7 +70,7 @@ def test_a_chain_runs_from_the_data_to_the_report_with_one_bill(lab, limited, ti
     assert {job["state"] for job in json.loads(shown.stdout)["jobs"]} == {"COMPLETED"}
 
 
-def test_missing_data_ends_with_2_before_any_gpu_work_and_the_rest_is_cancelled_and_says_why(lab, tiny):
+def test_missing_data_ends_with_2_before_any_gpu_work_and_the_rest_is_cancelled_and_states_why(lab, tiny):
     gone = {**tiny, "data": {**tiny["data"], "source": str(lab.folder / "gone.csv")}}
     refused = lab.joulelab("submit", lab.experiment("gone", gone), "--array", "0-1")
     assert refused.returncode == 2
@@ -90,7 +90,7 @@ def test_missing_data_ends_with_2_before_any_gpu_work_and_the_rest_is_cancelled_
     assert "not started: job 01-data failed" in watched.stdout
 
 
-def test_what_sbatch_refuses_is_told_in_its_words_and_can_be_submitted_again(lab):
+def test_what_sbatch_refuses_is_reported_in_its_words_and_can_be_submitted_again(lab):
     refused = lab.joulelab("submit", lab.slow("elsewhere", steps=1), "--partition", "nosuch", "--no-check")
     assert refused.returncode == 1
     (folder,) = lab.store.glob("elsewhere-*")
@@ -190,7 +190,7 @@ def test_a_cancelled_run_keeps_checkpoint_and_joules_and_does_not_come_back(lab)
     assert list((lab.store / job["runs"][0] / "checkpoints" / "model.train").glob("step-*.pt"))
 
 
-def test_a_time_limit_puts_the_run_back_into_the_queue_and_it_goes_on_to_the_same_loss(lab, limited):
+def test_a_time_limit_puts_the_run_back_into_the_queue_and_it_continues_to_the_same_loss(lab, limited):
     limited["seen_running"] = True  # while the others ran
     assert lab.wait(limited, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT") == "COMPLETED", lab.log(limited)
     record = lab.record(limited["runs"][0])

@@ -40,7 +40,7 @@ def wait_for_accounts(lab, *jobs):
     lab.cluster.wait_until(output_text, "the accounts")
 
 
-def test_zero_joules_a_part_of_a_node_and_a_whole_node_are_told_apart(lab, tmp_path, monkeypatch):
+def test_zero_joules_a_part_of_a_node_and_a_whole_node_are_distinguished(lab, tmp_path, monkeypatch):
     quick = ("--output=/dev/null", "--wrap", "true")
     off, part, whole = (lab.sbatch(*words, *quick) for words in (["-c1"], ["-c1"], ["--exclusive"]))
     for job in (off, part, whole):
@@ -59,7 +59,7 @@ def test_zero_joules_a_part_of_a_node_and_a_whole_node_are_told_apart(lab, tmp_p
     assert (tmp_path / "slurm" / "accounting.json").exists()
 
 
-def test_what_a_job_took_before_it_was_requeued_is_told_too(lab, tmp_path, monkeypatch):
+def test_what_a_job_took_before_it_was_requeued_is_reported_too(lab, tmp_path, monkeypatch):
     again = "[ ${SLURM_RESTART_COUNT:-0} = 1 ] || sleep 60"
     job = lab.sbatch("-c1", "--requeue", "--output=/dev/null", "--wrap", again)
     lab.wait(job, "RUNNING")

@@ -97,7 +97,7 @@ def test_resources_that_the_cluster_lacks_are_refused_with_what_it_has(monkeypat
     assert error in refused.value.message and hint in refused.value.hint
 
 
-def test_resources_that_exist_or_cannot_be_asked_for_are_accepted(monkeypatch, tmp_path):
+def test_resources_that_exist_or_cannot_be_requested_are_accepted(monkeypatch, tmp_path):
     known = slurm.parse_partitions("gpu*|gpu:h100:4\ncpu|(null)\n")
     monkeypatch.setattr(slurm, "partitions", lambda: known)
     for options in ({"gpu_type": "h100"}, {}, {"gpus": 0, "partition": "cpu"}, {"partition": "gpu,cpu"}):

@@ -40,7 +40,7 @@ def read(root: Path, split: str = "train", augment: bool = False, side: int = 16
     return FolderImages(root, side, parse_split(split), augment)
 
 
-def test_every_tenth_image_is_held_out_where_no_folder_says_otherwise(pets: Path) -> None:
+def test_every_tenth_image_is_held_out_where_no_folder_states_otherwise(pets: Path) -> None:
     train, held_out = find_files(pets, "train"), find_files(pets, "validation")
     assert train.classes == held_out.classes == ("cat", "dog")
     assert (len(train.files), len(held_out.files)) == (18, 2)

@@ -184,7 +184,7 @@ def test_the_subset_of_a_hub_dataset_is_its_configuration(monkeypatch: pytest.Mo
     assert load("glue", "sst2").labels == (1, 0)
 
 
-def test_without_the_datasets_package_the_hint_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_datasets_package_the_hint_states_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DependencyMissing) as caught:
         load("org/name")
@@ -261,7 +261,7 @@ def test_unbalanced_takes_the_first_by_hash() -> None:
     assert list(train.ids) == sorted(numbered(500).take(rows_by_split(numbered(500))["train"]).ids)[:50]
 
 
-def test_asking_for_more_than_there_is_says_how_many_there_are() -> None:
+def test_asking_for_more_than_there_is_states_how_many_there_are() -> None:
     available = len(rows_by_split(numbered(100))["validation"])
     with pytest.raises(ConfigError, match=f"50 rows were requested for validation, but only {available} of") as caught:
         split(numbered(100), 10, 50, 10)

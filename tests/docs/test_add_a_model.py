@@ -48,7 +48,7 @@ def test_the_page_has_two_files_and_trains_each() -> None:
     assert all(f"./{name}" in " ".join(COMMANDS) for name, _ in FILES)
 
 
-def test_what_the_page_says_is_what_happens(folder: Path) -> None:
+def test_what_the_page_states_is_what_happens(folder: Path) -> None:
     runs = [json.loads(path.read_text()) for path in (folder / "runs").glob("*/run.json")]
     assert sorted(run["name"] for run in runs) == ["my-decoder", "my-model", "my-model"]
     assert all(run["status"] == "done" for run in runs)

@@ -29,7 +29,7 @@ def test_the_tour_names_enough_to_be_worth_checking() -> None:
     assert len(FILES) > 15
 
 
-def test_the_story_is_told_in_at_most_twelve_files() -> None:
+def test_the_tour_covers_at_most_twelve_files() -> None:
     quoted = re.findall(r"`([^`\n]+)`", STORY)
     files = {ROOT / text for text in quoted if text in FILES}
     files |= {PACKAGE / text for text in quoted if text in SHORT_FILES}

@@ -125,7 +125,7 @@ def test_questions_come_from_a_file_and_a_bad_line_is_named(tmp_path):
         (b'{"prompt": "caf\xe9", "answer": "x"}', "is not UTF-8 text"),
     ],
 )
-def test_what_no_model_can_be_asked_is_told_before_anything_is_trained(tmp_path, line, output_text):
+def test_what_no_model_can_be_asked_is_reported_before_anything_is_trained(tmp_path, line, output_text):
     (tmp_path / "questions.jsonl").write_bytes(line + b"\n")
     with pytest.raises(ConfigError, match=output_text):
         read_questions(str(tmp_path / "questions.jsonl"), 5, chat=False)

@@ -42,7 +42,7 @@ def texts(*windows, limits=LIMITS):
     return [span.text for span in find_candidates(windows, CONTEXT, limits).spans]
 
 
-def test_the_best_pair_of_start_and_end_is_the_answer_as_it_stands_in_the_text():
+def test_the_best_pair_of_start_and_end_is_the_answer_as_it_is_in_the_text():
     assert texts(window(0, 5, {1: 5}, {2: 4}))[0] == "two three"
 
 

@@ -38,7 +38,7 @@ def test_a_batch_beyond_the_memory_is_refused_before_it_is_made(monkeypatch):
         require_memory(replace(CASE, batch_size=64), CPU, lambda: subject(1))
 
 
-def test_what_torch_cannot_allocate_is_told_as_the_row_that_does_not_fit():
+def test_what_torch_cannot_allocate_is_reported_as_the_row_that_does_not_fit():
     with pytest.raises(OutOfMemory, match="b99999999-eager-fp32 does not fit"), explain_out_of_memory(CASE, CPU):
         torch.empty(1 << 50)
     with pytest.raises(RuntimeError, match="shape"), explain_out_of_memory(CASE, CPU):

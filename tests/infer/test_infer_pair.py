@@ -38,18 +38,18 @@ def test_t_star_is_the_joules_of_making_it_over_the_joules_it_saves():
     assert "after 50.0 k images" in text
 
 
-def test_a_saving_that_is_not_resolved_does_not_pay_back():
+def test_a_saving_that_is_not_resolved_does_not_break_even():
     (found,) = pairs(student(gross_j=0.199, half_j=0.01), TEACHER, None)
     assert found.found.count is None
     assert found.answer == "does not break even: the saving for an image is not significantly above 0"
 
 
-def test_a_student_that_takes_more_never_pays_back():
+def test_a_student_that_takes_more_never_breaks_even():
     (found,) = pairs(student(gross_j=0.4), TEACHER, None)
     assert "uses more energy with it" in found.answer
 
 
-def test_without_joules_of_distillation_the_way_to_name_them_is_told():
+def test_without_joules_of_distillation_the_way_to_name_them_is_reported():
     (found,) = pairs(record([row(gross_j=0.1)]), TEACHER, None)
     assert found.found is None
     assert "--distilled-by" in found.answer
@@ -62,14 +62,14 @@ def test_rows_that_were_not_run_alike_are_not_compared():
         pairs(record([]), TEACHER, None)
 
 
-def test_generated_text_and_forward_passes_are_told_apart():
+def test_generated_text_and_forward_passes_are_distinguished():
     texts = record([generated("prefill"), generated("infer")], name="texts", tracker="generation")
     for ours, theirs in ((texts, TEACHER), (TEACHER, texts)):
         with pytest.raises(ConfigError, match=r"texts-1 has generated responses"):
             pairs(ours, theirs, None)
 
 
-def test_time_and_joules_of_a_response_are_both_told_per_token():
+def test_time_and_joules_of_a_response_are_both_reported_per_token():
     small, large = (
         record([generated("infer", gross_j=joules, ms=1280.0)], name="texts", tracker="generation")
         for joules in (12.8, 25.6)
@@ -97,7 +97,7 @@ def test_the_run_that_trained_the_teacher_did_not_make_the_student():
     assert maker_remark(ours, record([], name="kd")) == ""
 
 
-def test_estimates_answer_only_where_all_are_of_one_kind_and_nobody_else_used_the_cores():
+def test_estimates_answer_only_where_all_are_of_one_kind_and_no_one_else_used_the_cores():
     def estimated(joules, cores=None, **more):
         one = row(gross_j=joules)
         one["energy"]["method"] = "estimated"
@@ -115,7 +115,7 @@ def test_estimates_answer_only_where_all_are_of_one_kind_and_nobody_else_used_th
     assert found.answer == "unknown: CPU contention"
 
 
-def test_rows_are_set_beside_those_of_their_own_length_and_norm():
+def test_rows_are_compared_with_those_of_equal_length_and_norm():
     norms = ("pre-ln", "none")
     both = [record([row(norm=norm, tokens=128) for norm in norms], name=name) for name in ("student", "teacher")]
     found = pairs(*both, None)

@@ -97,7 +97,7 @@ def test_inference_on_the_cpu_does_not_report_the_idle_gpu_as_energy_per_item(nv
             assert "cpu: " in row.values["why_no_energy"] and "gpu" not in row.values["why_no_energy"].lower()
 
 
-def test_a_model_of_the_zoo_is_run_with_its_loss_and_says_what_was_not_measured(tmp_path):
+def test_a_model_of_the_zoo_is_run_with_its_loss_and_states_what_was_not_measured(tmp_path):
     record = run(
         tmp_path, "bert", size="tiny", batch_size="1,2", min_run_time=0.2,
         overrides=["energy.idle_before_s=0", "energy.idle_after_s=0", "energy.gpus=none", "rounds=1"],

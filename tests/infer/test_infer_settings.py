@@ -28,7 +28,7 @@ def test_every_combination_is_a_row_and_rows_of_one_input_stand_together():
     assert len({stage for group in groups for stage in group}) == 16
 
 
-def test_idle_is_measured_before_and_after_unless_told_otherwise():
+def test_idle_is_measured_before_and_after_by_default():
     assert (spec("deit-t").energy.idle_before_s, spec("deit-t").energy.idle_after_s) == (5.0, 5.0)
     assert spec("deit-t", overrides=["energy.idle_before_s=0"]).energy.idle_before_s == 0
 
@@ -100,7 +100,7 @@ def test_what_this_machine_cannot_do_is_refused_before_a_folder_is_made():
         spec("bert-b", seq_length="513").preflight()
 
 
-def test_a_long_minimum_moves_the_limit_that_nobody_named():
+def test_a_long_minimum_moves_the_limit_that_no_one_named():
     assert spec("deit-t", target_ci="2%", min_run_time=100.0).limit_s == 100
     assert spec("deit-t", target_ci="2%").limit_s == 60
 
@@ -108,14 +108,14 @@ def test_a_long_minimum_moves_the_limit_that_nobody_named():
 @pytest.mark.parametrize(
     ("reported", "threads"), [("1", 1), ("1,4", 1), ("999", usable_cores()), ("all", usable_cores())]
 )
-def test_threads_that_nobody_asked_for_are_those_of_the_environment(monkeypatch, reported, threads):
+def test_threads_that_no_one_requested_are_those_of_the_environment(monkeypatch, reported, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", reported)
     assert spec("deit-t").usable_threads == threads
     assert spec("deit-t", threads=2).usable_threads == 2
 
 
 @pytest.mark.parametrize("flags", [{"model": "org/name"}, {"model": "deit-t", "weights": "published"}])
-def test_a_hub_that_cannot_be_reached_is_told_before_anything_starts(monkeypatch, tmp_path, flags):
+def test_a_hub_that_cannot_be_reached_is_reported_before_anything_starts(monkeypatch, tmp_path, flags):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("joulelab.data.hub.cached_folder", lambda name, file: None)
     with pytest.raises(NotFoundError, match="cannot be reached"):
@@ -143,7 +143,7 @@ def test_a_dmon_file_and_a_latency_give_113_62_millijoules(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("idle_from", "idle_w"), [("60W", 60.0), ("0..10", 61.0), ("FILE", 55.0)])
-def test_idle_may_come_from_watts_a_stretch_or_another_log(tmp_path, capsys, idle_from, idle_w):
+def test_idle_may_come_from_watts_a_segment_or_another_log(tmp_path, capsys, idle_from, idle_w):
     file, other = tmp_path / "power.csv", tmp_path / "idle.csv"
     file.write_text(DMON)
     other.write_text("timestamp, power.draw [W]\n" + "".join(f"2026/01/01 10:00:0{s}.000, 55.00 W\n" for s in range(9)))
@@ -193,7 +193,7 @@ def test_flags_that_would_do_nothing_are_refused(tmp_path):
     assert "--threads has no effect with --from-log" in done.stderr
 
 
-def test_text_is_generated_by_captured_steps_on_a_gpu_unless_told_otherwise():
+def test_text_is_generated_by_captured_steps_on_a_gpu_by_default():
     spec = InferSpec(model="sample:smollm2", generate=True)
     assert spec.decoding_modes(on_gpu=True) == ("cuda-graph",)
     assert spec.decoding_modes(on_gpu=False) == ("eager",)

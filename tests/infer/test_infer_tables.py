@@ -21,7 +21,7 @@ PARTS = ("prefill", "decode", "infer")
 TEXT = "generation"
 
 
-def test_rows_stand_as_asked_for_whichever_stage_spoke_first():
+def test_rows_are_in_the_requested_order():
     made = record([row(mode="fastest"), row(mode="eager")], stages=[stage(1), stage(0)])
     assert [found.values["mode"] for found in inference_rows(made)] == ["eager", "fastest"]
     (ratio,) = row_ratios(inference_rows(made))
@@ -76,7 +76,7 @@ def test_no_row_is_called_the_best_where_others_used_the_cores():
         assert ([one["on_pareto_front"] for one in rows_data(made)] == [None, None]) is not has_front
 
 
-def test_rows_that_cannot_be_told_apart_have_no_front_and_no_line():
+def test_rows_that_cannot_be_distinguished_have_no_front_and_no_line():
     """The first quicker in one round, the second in another; a row without joules leaves nothing to be cheapest of."""
     unsure = record([row(norm="LN", rounds=(1.0, 1.1)), row(norm="DyT", ms=0.99, gross_j=0.199, rounds=(1.1, 1.0))])
     missing = record([row(norm="LN"), row(norm="DyT", ms=0.5, gross_j=None)])
@@ -95,7 +95,7 @@ def test_rows_that_cannot_be_told_apart_have_no_front_and_no_line():
     assert [one["on_pareto_front"] for one in rows_data(made)] == [True, True, True]
 
 
-def test_why_rows_ended_is_told_once_with_the_intervals_of_the_table():
+def test_why_rows_ended_is_reported_once_with_the_intervals_of_the_table():
     """While it is decided the trace runs late, so an interval told then is not the one that the table has."""
     rows = [row(1, gross_j=0.165, half_j=0.185, stopped="time"), row(8, half_j=0.02, stopped="time"), row(32)]
     (table, *_) = inference_grids(record(rows, idle_w=()))
@@ -108,7 +108,7 @@ def test_why_rows_ended_is_told_once_with_the_intervals_of_the_table():
     assert "Ended" not in inference_grids(record(old, tracker=TEXT))[1].note
 
 
-def test_one_round_tells_a_ratio_and_no_interval():
+def test_one_round_states_a_ratio_and_no_interval():
     *_, ratios = inference_grids(record([row(rounds=(1.0,)), row(mode="fastest", ms=0.5, rounds=(1.0,))]))
     assert ratios.rows[0][2] == "0.500" and ratios.rows[0][-1] == "a single round has no spread"
 

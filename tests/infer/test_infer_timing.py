@@ -54,7 +54,7 @@ def test_precisions_differ_in_what_is_cast_and_not_in_what_is_computed(dtype):
     assert not torch.is_inference_mode_enabled()
 
 
-def test_rounding_alone_is_told_from_a_wrong_kernel():
+def test_rounding_is_distinguished_from_a_wrong_kernel():
     """Of a classifier's two numbers one can be near 0, and then rounding looks ten times as bad."""
     shape = replace(SHAPES["bert-b"], layers=2, width=192, heads=3, vocabulary=100)
     for seed in range(8):

@@ -25,7 +25,7 @@ def figures(duration_s, seed, with_samples=True, windows=6):
 
 
 @pytest.mark.parametrize("duration_s", [0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0])
-def test_the_truth_lies_in_the_interval_at_least_95_times_in_100(duration_s):
+def test_the_truth_is_in_the_interval_at_least_95_times_in_100(duration_s):
     hits = [abs(figure.energy_j - truth) <= figure.half_width_j for figure, truth in figures(duration_s, seed=1)]
     assert np.mean(hits) >= 0.95
 

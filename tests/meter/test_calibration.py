@@ -73,11 +73,11 @@ def test_integral_and_counter_of_the_same_power_agree():
 
 
 @pytest.mark.parametrize(("counter", "power"), [([], []), ([(0.0, 1.0), (1.0, 1.0)], [(0.0, 5.0), (1.0, 5.0)])])
-def test_a_counter_that_stands_still_has_nothing_to_agree_with(counter, power):
+def test_a_counter_that_does_not_advance_has_no_agreement(counter, power):
     assert agreement_rel(counter, power) is None
 
 
-def test_idle_is_told_by_state_of_the_clocks_and_passing_states_are_left_out():
+def test_idle_is_reported_by_state_of_the_clocks_and_passing_states_are_left_out():
     rows = [(n / 10, 126.0, 1980.0) for n in range(30)] + [(3 + n / 10, 100.0, 1200.0) for n in range(5)]
     rows += [(3.5 + n / 10, 80.0, 345.0) for n in range(60)]
     fast, slow = idle_states(rows)
@@ -86,14 +86,14 @@ def test_idle_is_told_by_state_of_the_clocks_and_passing_states_are_left_out():
     assert slow.duration_s == pytest.approx(5.9, abs=0.05)
 
 
-def test_a_call_is_told_by_its_median_and_its_worst_hundredth():
+def test_a_call_is_reported_by_its_median_and_its_worst_hundredth():
     cost = call_cost([0.002] * 99 + [0.02])
     assert cost.median_s == 0.002
     assert 0.002 < cost.p99_s <= 0.02
     assert call_cost([0.1]) is None
 
 
-def test_a_recorded_h200_comes_out_as_facts_say_it_is():
+def test_a_recorded_h200_has_the_measured_properties():
     rows = {what: [tuple(row) for row in series] for what, series in RECORDED["series"].items()}
     readings = CardReadings(rows, RECORDED["durations_s"], [tuple(row) for row in RECORDED["rest"]], RECORDED["load"])
     readings.begin_s, readings.end_s = RECORDED["begin_s"], RECORDED["end_s"]

@@ -73,7 +73,7 @@ def test_energy_above_idle_that_is_not_distinguishable_from_0_is_no_lower_bound(
     assert amount_text(wide) == "≥ 512 J (50 % covered)", "what was seen is a bound, whatever was not"
 
 
-def test_a_table_with_lower_bounds_says_what_they_are():
+def test_a_table_with_lower_bounds_states_what_they_are():
     bound = MEASURED.model_copy(update={"coverage": 0.5})
     assert uncertainty_note([bound]) == "≥: lower bound, some time or work has no readings; gain ±5 %."
     assert uncertainty_note([MEASURED, bound]) == (

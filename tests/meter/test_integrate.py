@@ -26,7 +26,7 @@ def test_a_counter_window_is_the_difference_of_two_readings(tmp_path):
     assert figure.gain_error_rel == 0.05
 
 
-def test_without_a_counter_power_is_integrated_and_says_so(tmp_path):
+def test_without_a_counter_power_is_integrated_and_reported_as_such(tmp_path):
     figure = component_energy(steady(tmp_path / "t.jsonl", counter=False), "gpu", [(at(2.2), at(12.7))])
     assert figure.energy_j == pytest.approx(2100)
     assert figure.method == "integrated"
@@ -98,7 +98,7 @@ def test_the_step_in_which_a_counter_was_set_back_is_unknown_and_never_0_joules(
     assert peak_power_w(trace, "gpu", [(at(0), at(20))]) == 100
 
 
-def test_windows_beside_the_set_back_are_untouched_and_one_inside_it_is_missing(tmp_path):
+def test_windows_next_to_the_set_back_are_untouched_and_one_inside_it_is_missing(tmp_path):
     trace = set_back(tmp_path / "t.jsonl")
     for window in ((at(0), at(10)), (at(11), at(20))):
         figure = component_energy(trace, "gpu", [window])
@@ -108,7 +108,7 @@ def test_windows_beside_the_set_back_are_untouched_and_one_inside_it_is_missing(
     assert (inside.energy_j, inside.method, inside.reason) == (None, "missing", "the energy counter was set back")
 
 
-def test_samples_go_on_at_the_counter_s_scale_where_it_was_set_back(tmp_path):
+def test_samples_continue_at_the_counter_s_scale_where_it_was_set_back(tmp_path):
     """The samples read 2 % high here, as those of a card may: the counter on both sides sets that right."""
     trace = set_back(tmp_path / "t.jsonl", samples=[0.02 * (k + 1) for k in range(1000)], sample_mw=102_000)
     figure = component_energy(trace, "gpu", [(at(0), at(20))])

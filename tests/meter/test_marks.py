@@ -22,7 +22,7 @@ def test_marks_come_back_in_order_with_phase_and_stage(tmp_path):
     assert [(m.phase, m.stage, m.end_ns - m.begin_ns) for m in marks] == [(1, 3, 10), (2, 3, 20)]
 
 
-def test_a_reader_that_falls_behind_says_how_many_it_lost(tmp_path):
+def test_a_reader_that_falls_behind_states_how_many_it_lost(tmp_path):
     ring = RingWriter(tmp_path / "a.ring", capacity=8)
     reader = RingReader(tmp_path / "a.ring")
     for k in range(20):
@@ -47,7 +47,7 @@ def test_every_mark_is_read_once_and_in_order_or_counted_as_lost(tmp_path_factor
         assert reader.lost - lost_before == max(0, burst - 8)
 
 
-def test_a_recorder_that_takes_over_goes_on_where_the_last_one_stopped(tmp_path):
+def test_a_recorder_that_takes_over_continues_where_the_last_one_stopped(tmp_path):
     ring = RingWriter(tmp_path / "a.ring", capacity=8)
     for k in range(21):
         ring.write(1, k, k + 1)

@@ -100,7 +100,7 @@ def set_back_after(sim, seconds):
     sim.write()
 
 
-def test_a_counter_that_is_set_back_leaves_the_samples_and_says_so(nvml_sim, tmp_path):
+def test_a_counter_that_is_set_back_leaves_the_samples_and_reports_it(nvml_sim, tmp_path):
     nvml_sim.gpus = [SimGpu(wave=constant(400), settings={"base_j": 1e6})]
     nvml_sim.write()
     trace, window = recorded(tmp_path, 3.0, lambda: set_back_after(nvml_sim, 1.2), counter_interval_s=0.5)
@@ -180,7 +180,7 @@ def test_ranks_that_were_given_a_gpu_each_have_them_all_in_the_one_trace_also_af
     assert component_energy(trace, "gpu", [both]).energy_j == pytest.approx(truth, rel=0.02)
 
 
-def test_a_card_of_another_rank_that_a_cgroup_hides_is_said_to_be_missing(nvml_here):
+def test_a_card_of_another_rank_that_a_cgroup_hides_is_reported_as_missing(nvml_here):
     sensor = NvmlSensor(EnergyConfig(), os.getpid())
     sensor.open()
     devices, lines = sensor.add_gpus(["GPU-hidden"])

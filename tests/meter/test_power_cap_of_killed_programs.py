@@ -85,7 +85,7 @@ def test_a_recorder_that_was_restarted_restores_it_too(capped):
     wait_for(lambda: sim.limit_w() == 700.0)
 
 
-def test_where_both_were_killed_the_next_process_restores_it_and_says_so(capped, monkeypatch):
+def test_where_both_were_killed_the_next_process_restores_it_and_reports_it(capped, monkeypatch):
     """The resumed run knows the limit from before, although the driver only knows the cap."""
     sim, paths, program = capped
     recorder = recorder_of(program)

@@ -204,7 +204,7 @@ def test_signals_meant_for_the_program_do_not_end_the_recorder(tmp_path):
     assert load_trace(tmp_path / "trace.jsonl").ended
 
 
-def test_a_killed_recorder_is_replaced_and_the_loss_is_said(tmp_path, rapl_tree):
+def test_a_killed_recorder_is_replaced_and_the_loss_is_reported(tmp_path, rapl_tree):
     counter = rapl_tree / "intel-rapl:0" / "energy_uj"
     meter = meter_in(tmp_path, gpus="none", rapl_root=str(rapl_tree), sample_interval_s=0.1)
     meter.start()

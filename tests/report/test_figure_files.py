@@ -12,7 +12,7 @@ from joulelab.report.page import figure_names, selection_page
 from joulelab.report.tables.grid import make_grid, to_csv, to_latex
 
 
-def test_figures_and_tables_are_written_beside_the_page(made, tmp_path: Path, monkeypatch) -> None:
+def test_figures_and_tables_are_written_next_to_the_page(made, tmp_path: Path, monkeypatch) -> None:
     made.write_run(tmp_path / "runs", made.distilled("KD", 0, 826, 131.0, True), True)
     monkeypatch.chdir(tmp_path)
     words = ["report", "last", "--out", "kd.html", "--svg", "--png", "--pdf", "--latex"]

@@ -134,7 +134,7 @@ def test_another_run_can_be_chosen_for_the_power_figure(visit: Visit) -> None:
     assert visit.problems == []
 
 
-def test_every_figure_says_in_words_what_it_shows(visit: Visit) -> None:
+def test_every_figure_states_in_words_what_it_shows(visit: Visit) -> None:
     labels = visit.page.evaluate("[...document.querySelectorAll('.chart')].map(c => c.ariaLabel)")
     assert [label.split(":")[0].split(" of ")[0] for label in labels] == [
         "Accuracy (%) against energy, teacher included. teacher",

@@ -75,7 +75,7 @@ def test_sensors_that_were_missing_are_named_with_the_way_out(made, tmp_path: Pa
     assert grid.rows[0][:3] == ("cpu estimate", "AMD EPYC (estimate:cpu)", "±70 %")
 
 
-def test_what_differs_between_machines_is_said(made, tmp_path: Path) -> None:
+def test_what_differs_between_machines_is_reported(made, tmp_path: Path) -> None:
     folders = [made.write_run(tmp_path, record) for record in made.demo_records()[:2]]
     other = {**made.ENVIRONMENT, "python": "3.12.1"}
     (folders[1] / "environment.json").write_text(json.dumps(other))
@@ -84,7 +84,7 @@ def test_what_differs_between_machines_is_said(made, tmp_path: Path) -> None:
     assert cells["host"] == "laptop" and "left-pad" not in cells
 
 
-def test_joulelabs_commit_is_the_packages_and_the_folders_is_told_as_the_users(made, tmp_path: Path) -> None:
+def test_joulelabs_commit_is_the_packages_and_the_folders_is_reported_as_the_users(made, tmp_path: Path) -> None:
     folder = made.write_run(tmp_path, made.demo_records()[0])
     older = provenance.environment_cells(folder)
     assert (older["joulelab"], older["your folder"][:19]) == ("0.1.0, commit not recorded", "commit 0123456789ab")

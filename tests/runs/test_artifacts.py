@@ -66,7 +66,7 @@ def made(tmp_path):
 
 
 @DAMAGES
-def test_what_a_disk_does_to_a_file_is_seen_and_told(made, damage, output_text):
+def test_what_a_disk_does_to_a_file_is_seen_and_reported(made, damage, output_text):
     assert find_damage(made) is None
     damage(made / WORDS)
     assert find_damage(made) == output_text
@@ -98,7 +98,7 @@ def test_what_an_earlier_attempt_of_the_same_run_made_is_looked_at_too(play):
     assert "14 bytes instead of 15" in warnings(record)
 
 
-def test_who_resumes_hears_why_something_is_made_again(play):
+def test_a_resumed_run_reports_why_something_is_made_again(play):
     def made_from(version):
         def pipeline(run):
             run.progress.write = messages.append
@@ -124,7 +124,7 @@ def test_an_older_one_that_is_whole_is_taken_instead_of_a_damaged_one(play):
     assert (record.stage("model.train"), record.inherited[0].made_by) == (None, first.run_id)
 
 
-def test_a_following_rank_leaves_it_to_the_first_to_say_so_and_to_set_it_aside(play, tmp_path):
+def test_a_following_rank_leaves_it_to_the_first_to_report_it_and_to_set_it_aside(play, tmp_path):
     play(pipeline)
     bill = play.paths.artifacts / "final_model" / BILL
     lose(bill.with_name(WEIGHTS))
@@ -188,7 +188,7 @@ def test_sizes_without_sums_are_compared_as_they_were(made):
     assert find_damage(made) == f"{WEIGHTS} has 99 bytes instead of 100"
 
 
-def test_large_files_are_told_by_their_size_alone(tmp_path, monkeypatch):
+def test_large_files_are_reported_by_their_size_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(artifacts, "SUMMED_BYTES", 15)
     write_files(tmp_path)
     list_contents(tmp_path)
@@ -213,7 +213,7 @@ def test_files_that_come_later_a_settled_bill_and_links_are_no_harm(tmp_path):
     assert find_damage(folder) == "linked.bin is missing"
 
 
-def test_a_reader_says_what_only_it_can_see_and_what_it_lacks_itself_is_no_damage(made):
+def test_a_reader_states_what_only_it_can_see_and_what_it_lacks_itself_is_no_damage(made):
     def fails(folder):
         raise EOFError
 
@@ -229,7 +229,7 @@ def test_a_reader_says_what_only_it_can_see_and_what_it_lacks_itself_is_no_damag
             find_damage(made, reader)
 
 
-def test_a_list_that_is_cut_off_is_harm_and_a_file_of_the_makers_own_is_not_replaced(made):
+def test_a_truncated_list_is_damage_and_a_file_of_the_maker_is_not_replaced(made):
     cut(made / CONTENTS)
     cut(made / CONTENTS)
     assert "is not valid JSON" in find_damage(made)

@@ -80,7 +80,7 @@ def test_a_sound_run_is_an_a_and_shows_gross_and_above_idle(tmp_path):
     assert record.totals.above_idle_j == pytest.approx(59 * 420, rel=0.02)
 
 
-def test_an_idle_baseline_tells_its_state_and_its_stability(tmp_path):
+def test_an_idle_baseline_states_its_state_and_its_stability(tmp_path):
     (baseline,) = assemble(make(tmp_path), "done").totals.idle
     assert (baseline.stage, baseline.sm_clock_MHz, baseline.temperature_C) == ("idle.before", 345, 40)
     assert baseline.power_w == pytest.approx(80, rel=0.02)
@@ -94,12 +94,12 @@ def test_without_a_baseline_the_grade_is_b_and_above_idle_unknown(tmp_path):
     assert record.totals.above_idle_j is None
 
 
-def test_the_policy_measured_says_that_the_cpu_is_left_out(tmp_path):
+def test_the_policy_measured_states_that_the_cpu_is_left_out(tmp_path):
     record = assemble(make(tmp_path, energy={"total_energy_policy": "measured"}), "done")
     assert record.validity.reasons == ("the total excludes unmeasured components: cpu",)
 
 
-def test_a_gpu_nobody_has_is_not_missed(tmp_path):
+def test_a_gpu_no_one_has_is_not_missed(tmp_path):
     paths = make(tmp_path, energy={"total_energy_policy": "measured"}, device={"component": "cpu"}, gpus=())
     assert "completeness" not in [check.name for check in assemble(paths, "done").validity.checks]
 
@@ -128,7 +128,7 @@ def test_a_hot_card_is_a_b_and_a_power_limited_one_is_not(tmp_path):
     assert (hot.validity.grade, capped.validity.grade) == ("B", "A")
 
 
-def test_a_run_cut_off_is_a_b(tmp_path):
+def test_an_interrupted_run_is_a_b(tmp_path):
     record = assemble(make(tmp_path, ended=False), "truncated")
     assert any("interrupted" in reason for reason in record.validity.reasons)
 
@@ -164,7 +164,7 @@ def with_codecarbon(paths):
     return paths
 
 
-def test_codecarbon_stands_beside_under_its_own_name_and_in_no_total(tmp_path):
+def test_codecarbon_is_reported_under_its_own_name_and_in_no_total(tmp_path):
     record = assemble(with_codecarbon(make(tmp_path)), "done")
     assert record.totals.codecarbon.energy_j == pytest.approx(60 * 30)
     assert record.totals.energy_j == pytest.approx(59 * 500, rel=0.02)
@@ -179,7 +179,7 @@ def test_the_policy_codecarbon_reports_its_figure_by_stage_and_grades_it_c(tmp_p
     assert any("CodeCarbon's own" in note.text for note in record.validity.notes)
 
 
-def test_the_policy_codecarbon_without_codecarbon_says_so_and_falls_back_to_nothing(tmp_path):
+def test_the_policy_codecarbon_without_codecarbon_reports_it_and_falls_back_to_nothing(tmp_path):
     record = assemble(make(tmp_path, energy={"total_energy_policy": "codecarbon"}), "done")
     assert record.totals.energy_j is None
     assert any("has no figure" in note.text for note in record.validity.notes)
@@ -193,7 +193,7 @@ def cores(others, idle):
 ESTIMATE = {"device": "gpu:A", "component": "cpu_estimate", "facts": {"w_per_thread": 2.5, "source": "a table"}}
 
 
-def test_an_estimate_made_while_others_used_the_cores_says_so(tmp_path):
+def test_an_estimate_made_while_others_used_the_cores_reports_it(tmp_path):
     record = assemble(make(tmp_path, device=ESTIMATE, extra=cores(1.2, 0.0)), "done")
     train = record.stage("student.train")
     assert train.best.method == "estimated"

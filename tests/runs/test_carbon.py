@@ -27,7 +27,7 @@ def test_grid_and_energy_both_widen_the_range():
     assert found.co2e_g_high == pytest.approx(60 * 1.1 * 1.05)
 
 
-def test_pue_stands_beside_and_never_inside():
+def test_pue_is_reported_separately():
     found = co2e(KWH, parse_grid("100"), 1.5)
     assert (found.co2e_g_high, found.with_pue_co2e_g_high) == (100.0, 150.0)
 
@@ -42,7 +42,7 @@ def test_no_grid_no_grams_and_no_joules_no_grams():
     assert co2e(missing("no sensor"), parse_grid("FR"), 1.2) is None
 
 
-def test_grams_of_an_estimate_say_that_they_are_one():
+def test_grams_of_an_estimate_state_that_they_are_one():
     assert co2e(KWH.model_copy(update={"method": "estimated"}), parse_grid("FR"), None).method == "estimated"
 
 
@@ -83,7 +83,7 @@ def test_every_row_of_the_table_has_source_year_and_a_possible_value():
         ("", "no grid ''"),
     ],
 )
-def test_a_grid_nobody_knows_is_answered_with_what_would_be_right(value, words):
+def test_a_grid_no_one_knows_is_answered_with_what_would_be_right(value, words):
     with pytest.raises(ValidationError, match=words):
         EnergyConfig(grid=value)
 

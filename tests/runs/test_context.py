@@ -54,7 +54,7 @@ def test_stages_and_overhead_sum_to_the_total(play):
     assert sum(stage.duration_s for stage in record.stages) == pytest.approx(record.totals.duration_s)
 
 
-def test_an_estimate_is_beside_the_total_and_never_in_it(play):
+def test_an_estimate_is_next_to_the_total_and_never_in_it(play):
     record = play(lambda run: busy(0.1))
     assert record.totals.energy_j is None
     assert record.totals.figure.method == "missing"
@@ -178,7 +178,7 @@ def test_an_artifact_is_found_again_with_its_bill(play):
     assert inherited["teacher"].energy["cpu_estimate"].energy_j == pytest.approx(paid)
 
 
-def test_an_artifact_that_is_asked_for_twice_is_said_to_be_reused_once(play, monkeypatch):
+def test_an_artifact_that_is_requested_twice_is_reported_as_reused_once(play, monkeypatch):
     messages = []
     monkeypatch.setattr(SilentProgress, "write", lambda self, text: messages.append(text))
 

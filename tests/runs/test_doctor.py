@@ -59,7 +59,7 @@ def test_a_sensor_of_the_whole_node_does_not_measure_this_job():
         (0, (H200,), True, "1 metered"),
     ],
 )
-def test_a_machine_whose_gpus_nobody_meters_is_not_ok(monkeypatch, tmp_path, known, devices, ok, words):
+def test_a_machine_whose_gpus_no_one_meters_is_not_ok(monkeypatch, tmp_path, known, devices, ok, words):
     monkeypatch.setattr("joulelab.runs.environment.gpus", lambda: [{}] * known)
     (found,) = [f for f in findings(DiscoveredSensors(devices, ()), tmp_path, None, 0.001) if f.what == "GPUs"]
     assert found.ok is ok

@@ -62,7 +62,7 @@ def test_the_commit_of_a_package_is_its_own_and_not_that_of_the_folder_it_is_ins
     assert found["joulelab_code"]["commit"] != found["code"]["commit"]
 
 
-def test_a_commit_is_told_dirty_or_clean(tmp_path):
+def test_a_commit_is_reported_dirty_or_clean(tmp_path):
     _repository(tmp_path)
     assert commit(tmp_path)["dirty"] is False
     (tmp_path / "a").write_text("2")

@@ -24,7 +24,7 @@ def test_repeats_alone_are_a_sweep_of_one_configuration():
     assert {spec.label for spec in specs} == {""}
 
 
-def test_names_that_end_alike_are_told_apart():
+def test_names_that_end_alike_are_distinguished():
     assert point_label({"training.seed_a": 1, "training.lr": 2}) == "seed_a=1, lr=2"
     assert point_label({"teacher.lr": 1, "student.lr": 2}) == "teacher.lr=1, student.lr=2"
 
@@ -64,7 +64,7 @@ def test_a_member_that_failed_does_not_stop_the_others_and_is_run_again_on_resum
     assert [member.run_id for member in load_group(group.folder).members] == first, "the same runs, not new ones"
 
 
-def test_a_sweep_that_was_cut_off_goes_on_with_what_is_left(tmp_path, group):
+def test_an_interrupted_sweep_resumes_the_remaining_runs(tmp_path, group):
     with pytest.raises(EndedBySignal):
         execute_group(group, SilentProgress(), ends_with("done", "truncated"))
     assert [member.run_id is not None for member in load_group(group.folder).members] == [True, True, False, False]

@@ -48,7 +48,7 @@ def another(folder, name):
     return made
 
 
-def test_what_is_listed_is_what_the_records_say(folder, store):
+def test_what_is_listed_is_what_the_records_state(folder, store):
     record = load_record(folder)
     ((listing, summary),) = listed(store, output_text(), [LISTING, SUMMARY])
     assert runs_grid([listed_run(listing)]) == runs_grid([record])
@@ -111,7 +111,7 @@ def test_an_index_of_another_version_is_made_anew(store, read, monkeypatch):
     assert len(read) == 1
 
 
-def test_a_record_that_cannot_be_read_is_told_and_does_not_hide_the_others(folder, store):
+def test_a_record_that_cannot_be_read_is_reported_and_does_not_hide_the_others(folder, store):
     bad = another(folder, "bad-20260101T000000Z-0001")
     (bad / "run.json").write_text("{")
     unreadable = []
@@ -119,7 +119,7 @@ def test_a_record_that_cannot_be_read_is_told_and_does_not_hide_the_others(folde
     assert "not valid JSON" in unreadable[0]
 
 
-def test_only_the_groups_of_the_listed_runs_are_listed_and_a_broken_one_is_told(folder, store, capsys):
+def test_only_the_groups_of_the_listed_runs_are_listed_and_a_broken_one_is_reported(folder, store, capsys):
     for name, run_id in (("of-it", folder.name), ("of-another", "gone")):
         member = {"label": "x", "seed": 0, "experiment": "demo-kd", "spec": {}, "run_id": run_id}
         output_text = {
@@ -210,7 +210,7 @@ def odd(folder, name, **changes):
     return made
 
 
-def test_what_a_column_cannot_hold_is_left_out_and_what_cannot_be_read_is_said(folder, store):
+def test_what_a_column_cannot_hold_is_left_out_and_what_cannot_be_read_is_reported(folder, store):
     odd(folder, "huge", spec={"seed": 10**20, "pipeline": ["a", "list"], "energy": {}})
     odd(folder, "undated", created_at="yesterday")
     odd(folder, "unnamed", label="half a pair \ud800")

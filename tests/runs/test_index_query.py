@@ -19,7 +19,7 @@ pytest.importorskip("duckdb", reason="duckdb is not installed: pip install 'joul
 TOLD = IndexReporter(print)
 
 
-def test_runs_and_stages_say_what_the_record_says(folder, store):
+def test_runs_and_stages_state_what_the_record_states(folder, store):
     record = read_record(RunPaths(folder))
     answer = run_query(store, "select run_id, status, cpu_estimate_j, settings->>'$.name', energy_j from runs", TOLD)
     assert answer.rows == [(record.run_id, "done", record.totals.cpu_estimate.energy_j, "made", None)]
@@ -44,7 +44,7 @@ def test_samples_are_the_lines_of_the_trace_closed_or_not(folder, store):
     assert busy == max(line["busy_thread_s"] for line in lines if line["kind"] == "estimate")
 
 
-def test_every_column_of_the_schema_can_be_asked_for(store):
+def test_every_column_of_the_schema_can_be_requested(store):
     for table, columns in schema().items():
         names = ", ".join(name for name, *_ in columns)
         assert len(run_query(store, f"select {names} from {table}", TOLD).columns) == len(columns)
@@ -94,14 +94,14 @@ def test_an_answer_too_wide_for_a_table_is_printed_as_records(store, capsys):
     assert max(map(len, lines)) <= 140
 
 
-def test_without_duckdb_the_way_out_is_said(store, monkeypatch):
+def test_without_duckdb_the_way_out_is_reported(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(DependencyMissing) as error:
         run_query(store, "select 1", TOLD)
     assert error.value.hint == "pip install 'joulelab[query]'"
 
 
-def test_a_trace_that_was_cut_off_does_not_hide_the_others(store, folder):
+def test_a_trace_that_was_interrupted_does_not_hide_the_others(store, folder):
     shutil.copytree(folder, folder.with_name("cut"))
     trace = next((store / "cut" / "trace").glob("*.parquet"))
     trace.write_bytes(trace.read_bytes()[:-100])

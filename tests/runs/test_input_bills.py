@@ -81,7 +81,7 @@ def test_a_model_of_another_store_has_its_bill(play, model, tmp_path):
     assert energy_of(teacher) == settled_j(model)
 
 
-def test_a_folder_that_changed_since_is_unknown_and_the_run_says_so(play, model, tmp_path):
+def test_a_folder_that_changed_since_is_unknown_and_the_run_reports_it(play, model, tmp_path):
     copied = shutil.copytree(model, tmp_path / "tuned")
     (copied / "weights.bin").write_bytes(b"v" * 5000)
     record = heir(play, copied)

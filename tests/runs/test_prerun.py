@@ -68,7 +68,7 @@ def ticks(stamps_s):
     return collect_health({"kind": "gpu", "device": "gpu:A", "mono_ns": round(s * NS)} for s in stamps_s)
 
 
-def test_a_kept_cadence_is_told_from_a_broken_one():
+def test_a_regular_cadence_is_distinguished_from_a_broken_one():
     steady = [n * 0.5 for n in range(40)]
     stuttering = [n * 0.5 + (0.4 if n % 3 == 0 else 0.0) for n in range(40)]
     assert sampling_check(ticks(steady))[0] is True
@@ -149,7 +149,7 @@ def rehearsed(tmp_path_factory):
     return prerun(store, EnergyConfig(sample_interval_s=0.1, gpus="none"), Expected(gpus=3), 1.0, SilentProgress())
 
 
-def test_a_prerun_is_a_run_with_its_report_beside_the_record(rehearsed):
+def test_a_prerun_is_a_run_with_its_report_next_to_the_record(rehearsed):
     from pathlib import Path
 
     folder = Path(rehearsed.folder)

@@ -50,7 +50,7 @@ def test_a_wrong_value_is_answered_with_key_expected_and_found(overrides, messag
     assert refused(**overrides) == message
 
 
-def test_several_mistakes_are_told_at_once():
+def test_several_mistakes_are_reported_at_once():
     assert len(refused(seeed=1, training={"epochs": "x"}).splitlines()) == 2
 
 
@@ -152,7 +152,7 @@ def test_an_unknown_key_of_a_member_is_answered_with_the_known_ones():
     assert "explain" not in str(refusal.value.hint)
 
 
-def test_a_group_finds_the_experiments_that_lie_beside_it(tmp_path, monkeypatch):
+def test_a_group_finds_the_experiments_next_to_it(tmp_path, monkeypatch):
     from joulelab.runs.groups import check_group
 
     (tmp_path / "mine").mkdir()

@@ -41,7 +41,7 @@ def fails(*_, **__):
         (RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed"), "no space left"),
     ],
 )
-def test_the_disk_is_told_from_every_other_error(error, reported, tmp_path, monkeypatch):
+def test_disk_errors_are_distinguished_from_other_errors(error, reported, tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "_free_bytes", lambda folder: 4096)
     found = storage_failure(error, tmp_path)
     assert found and reported in found.message and str(tmp_path) in found.message and found.exit_code == 1
@@ -65,7 +65,7 @@ def test_a_run_that_meets_a_full_disk_fails_with_its_joules_and_without_a_traceb
     assert record.totals is not None
 
 
-def test_where_the_record_itself_finds_no_room_its_end_is_still_told(tmp_path, monkeypatch):
+def test_where_the_record_itself_finds_no_room_its_end_is_still_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(PIPELINES, "resolve", lambda name: lambda run: None)
     monkeypatch.setattr(attempt, "close_run", fails)
     paths = create_run(tmp_path / "runs", load_spec("demo-kd", FAST))
@@ -95,7 +95,7 @@ def test_a_ring_of_marks_that_does_not_fit_is_removed(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_says_it_and_other_bugs_keep_their_traceback(monkeypatch, capsys):
+def test_the_command_states_it_and_other_bugs_keep_their_traceback(monkeypatch, capsys):
     monkeypatch.setattr(main, "app", fails)
     with pytest.raises(SystemExit) as left:
         main.main()

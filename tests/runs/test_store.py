@@ -29,7 +29,7 @@ def started(store):
     return paths
 
 
-def test_runs_are_named_by_patterns_too_and_one_that_fits_nothing_is_told(store):
+def test_runs_are_named_by_patterns_too_and_one_that_fits_nothing_is_reported(store):
     paths = [create_run(store, load_spec(name)) for name in ("demo-kd", "demo-kd", "demo-labels")]
     assert set(run_folders_of(store, ["demo-kd-*", paths[0].run_id])) == {run.folder for run in paths[:2]}
     with pytest.raises(NotFoundError, match="no run matches 'kd-"):
@@ -45,7 +45,7 @@ def test_a_run_whose_process_lives_is_running_and_has_no_grade_yet(store):
     assert not any("was interrupted" in note.text for note in record.validity.notes)
 
 
-def test_a_run_whose_process_is_gone_is_truncated_though_nobody_closed_it(store):
+def test_a_run_whose_process_is_gone_is_truncated_though_no_one_closed_it(store):
     paths = started(store)
     record = load_record(paths.folder)
     assert (record.status, record.validity.grade) == ("truncated", "C")
@@ -102,7 +102,7 @@ def test_a_whole_name_comes_before_names_that_begin_with_it(store):
         find_folder(store, "dmo")
 
 
-def test_a_folder_that_is_no_run_is_said_to_be_none(store, tmp_path):
+def test_a_folder_that_is_no_run_is_reported_as_none(store, tmp_path):
     create_run(store, load_spec("demo-kd"))
     with pytest.raises(NotFoundError, match=r"a folder without run\.json"):
         find_folder(store, str(tmp_path))
@@ -114,7 +114,7 @@ def test_an_unknown_run_is_answered_with_the_nearest(store):
         find_folder(store, name.replace("demo", "dmeo"))
 
 
-def test_an_empty_store_says_where_it_looked(store):
+def test_an_empty_store_states_where_it_looked(store):
     with pytest.raises(NotFoundError, match="no runs under"):
         find_folder(store, "x")
 

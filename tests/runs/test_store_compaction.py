@@ -114,7 +114,7 @@ def test_a_run_ends_with_a_parquet_trace_from_which_its_record_follows(folder):
     assert record.totals.best.energy_j > 0
 
 
-def test_a_run_that_goes_on_adds_a_trace_and_keeps_the_joules_of_the_first(folder):
+def test_a_run_that_continues_adds_a_trace_and_keeps_the_joules_of_the_first(folder):
     paths = RunPaths(folder)
     first = read_record(paths)
     attempt = RunAttempt(paths, check(first.spec), StopRequest(), SilentProgress())
@@ -174,7 +174,7 @@ def test_ranks_of_a_host_share_a_trace_that_becomes_parquet_when_the_last_has_en
     assert [line["kind"] for line in read_lines(path)].count("end") == 2
 
 
-def test_a_recorder_that_comes_after_the_copy_goes_on_with_the_whole_trace(folder):
+def test_a_recorder_that_starts_after_the_copy_continues_the_whole_trace(folder):
     paths = RunPaths(folder)
     ((host, attempt, parquet),) = paths.traces()
     before = list(read_lines(parquet))

@@ -28,7 +28,7 @@ def check(validity, name):
     return next((found for found in validity.checks if found.name == name), None)
 
 
-def test_a_long_counter_window_with_a_steady_baseline_and_nobody_else_is_an_a():
+def test_a_long_counter_window_with_a_steady_baseline_and_no_one_else_is_an_a():
     found = grade(sound())
     assert found.grade == "A"
     assert found.reasons == ()
@@ -66,7 +66,7 @@ def test_a_long_counter_window_with_a_steady_baseline_and_nobody_else_is_an_a():
         ({"repeats_j": (100.0, 200.0)}, "repeats", "C"),
     ],
 )
-def test_one_doubt_is_enough_to_lower_the_grade_and_says_so(fields, name, expected):
+def test_one_doubt_is_enough_to_lower_the_grade_and_reports_it(fields, name, expected):
     found = grade(sound(**fields))
     assert (check(found, name).grade, check(found, name).ok) == (expected, False)
     assert found.grade == expected
@@ -87,7 +87,7 @@ def test_without_a_second_path_there_is_nothing_to_disagree():
     assert check(grade(sound(paths_j=None)), "agreement") is None
 
 
-def test_an_idle_baseline_is_not_asked_for_an_idle_baseline():
+def test_an_idle_baseline_needs_no_idle_baseline():
     assert check(grade(sound(idle=None)), "idle") is None
 
 

@@ -24,27 +24,27 @@ def test_fieller_matches_its_textbook_form():
     assert (found.low, found.high) == pytest.approx((ratio / (1 - g) - half, ratio / (1 - g) + half), rel=1e-5)
 
 
-def test_the_published_example_pays_back_after_ten_students():
+def test_the_published_example_breaks_even_after_ten_students():
     spent, base, distilled = (Estimate(value, 0.01) for value in (11.0, 6.30, 5.20))
     found = break_even_students(spent, base, distilled)
     assert found.breaks_even and found.count == pytest.approx(10.0)
     assert 9.6 < found.low < 10 < found.high < 10.4
 
 
-def test_tokens_pay_back_what_a_student_costs_more():
+def test_tokens_recover_what_a_student_costs_more():
     extra_j = Estimate(3.6e6, 1e3)
     found = break_even_tokens(extra_j, Estimate(0.50, 0.001), Estimate(0.26, 0.001))
     assert found.count == pytest.approx(3.6e6 / 0.24)
 
 
-def test_a_saving_that_is_not_resolved_does_not_pay_back_but_tells_from_where_on_it_could():
+def test_a_saving_that_is_not_resolved_does_not_break_even_but_states_from_where_on_it_could():
     found = break_even_students(Estimate(11.0, 0.01), Estimate(6.3, 0.5), Estimate(6.1, 0.5))
     assert not found.breaks_even and found.high == math.inf
     assert found.low == pytest.approx(11 / (0.2 + 1.96 * math.hypot(0.5, 0.5)), rel=0.01)
     assert "not significantly above 0" in found.reason
 
 
-def test_a_student_that_costs_more_never_pays_back():
+def test_a_student_that_costs_more_never_breaks_even():
     found = break_even_students(Estimate(11.0, 0.01), Estimate(5.0, 0.1), Estimate(6.0, 0.1))
     assert not found.breaks_even and found.low == math.inf and "uses more energy" in found.reason
 

@@ -68,7 +68,7 @@ def test_false_positives_of_unpaired_seeds_and_of_few_discordant_items(
     assert false_positives(seeds, 0.25, 10_000, accuracy, paired) <= LIMIT
 
 
-def test_one_run_per_side_says_nothing_about_methods() -> None:
+def test_one_run_per_side_states_nothing_about_methods() -> None:
     assert false_positives(1, 1.0, 200) == 0.0
     a = np.zeros((1, 100))
     b = np.ones((1, 100))

@@ -18,7 +18,7 @@ from joulelab.trackers.codecarbon import check_installed, track_run
 ON = EnergyConfig(codecarbon=True)
 
 
-def test_nothing_happens_unless_asked_for(tmp_path):
+def test_nothing_happens_unless_requested(tmp_path):
     with track_run(tmp_path, "h", 1, EnergyConfig()):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -49,7 +49,7 @@ def test_without_a_grid_no_country_is_made_up(tmp_path):
     assert (row["country_name"], float(row["emissions"])) == ("", 0.0)
 
 
-def test_a_codecarbon_that_breaks_never_stops_the_run_and_says_why(tmp_path, monkeypatch):
+def test_a_codecarbon_that_breaks_never_stops_the_run_and_states_why(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "codecarbon", None)  # what Python does with a package that cannot be imported
     with track_run(tmp_path, "h", 1, ON):
         reached = True

@@ -13,7 +13,7 @@ TASK = SimpleNamespace(stage="model.train", config=SimpleNamespace(batch_size=99
 
 
 @pytest.mark.parametrize("allocate", [lambda: torch.empty(2**58), lambda: torch.empty(2**62), lambda: np.empty(2**58)])
-def test_a_batch_that_does_not_fit_is_told_with_the_way_out(allocate):
+def test_a_batch_that_does_not_fit_is_reported_with_the_way_out(allocate):
     words = "does not fit into this machine's memory with micro-batches of 99999999"
     with pytest.raises(OutOfMemory, match=words) as output_text, _explain_out_of_memory(TASK):
         allocate()

@@ -158,7 +158,7 @@ class WithConnector(PlainObjective):
         return {"connector": self.connector}
 
 
-def test_what_an_objective_trains_beside_the_model_may_have_no_blocks():
+def test_modules_of_an_objective_may_have_no_blocks():
     config = TrainingConfig(max_steps=1, compile="blocks")
     objective = WithConnector()
     trainer = SimpleTrainer(Language(), RaggedSequences(8), objective, config, NoOpStats())
@@ -167,6 +167,6 @@ def test_what_an_objective_trains_beside_the_model_may_have_no_blocks():
     trainer.close()
 
 
-def test_a_model_without_blocks_is_told_so():
+def test_a_model_without_blocks_is_reported_so():
     with pytest.raises(ConfigError, match="no list of identical layers"):
         compile_in_place(nn.Linear(2, 2), "blocks")

@@ -103,7 +103,7 @@ class StopAt:
 
 
 @pytest.mark.parametrize("stop_at", [1, 7, 13])
-def test_a_run_cut_off_and_resumed_is_the_uninterrupted_run_bit_for_bit(tmp_path, stop_at):
+def test_a_run_interrupted_and_resumed_is_the_uninterrupted_run_bit_for_bit(tmp_path, stop_at):
     whole = trainer(Ragged([8] * 4), model(dropout=0.3), epochs=5, log_every_steps=3)
     torch.manual_seed(1)
     final = whole.train()
@@ -250,7 +250,7 @@ def test_a_half_written_checkpoint_is_not_taken(tmp_path):
     assert folder.load(heavy())[0].step == 1
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_changes_nothing_in_it(tmp_path):
+def test_training_continues_while_a_checkpoint_is_written_and_changes_nothing_in_it(tmp_path):
     folder, saved = CheckpointFolder(tmp_path), heavy(1.0)
     released = threading.Event()
     folder._pool.submit(released.wait)  # the disk is busy

@@ -19,7 +19,7 @@ def test_the_batch_size_is_the_size_s_own_unless_one_is_named():
     assert spec_of("training.batch_size=3").training.batch_size == 3
 
 
-def test_without_a_budget_it_is_one_epoch_and_a_budget_stands_in_its_place():
+def test_without_a_budget_it_is_one_epoch_and_a_budget_replaces_it():
     assert spec_of().training.epochs == 1.0
     assert spec_of("training.max_steps=7").training.epochs is None
     assert spec_of("training.max_time_s=7").training.epochs is None
@@ -101,7 +101,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
         ("Tesla V100-PCIE-16GB", "fp16", 112.0),
     ],
 )
-def test_a_card_s_peak_is_found_by_the_name_its_driver_tells(name, precision, tera):
+def test_a_card_s_peak_is_found_by_the_name_its_driver_states(name, precision, tera):
     assert peak_flops(name, precision) == pytest.approx(tera * 1e12)
 
 

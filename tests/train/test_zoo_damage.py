@@ -25,7 +25,7 @@ def cut(path):
 
 
 @pytest.mark.parametrize("damage", [None, flip, cut, lambda path: path.unlink()])
-def test_a_resumed_run_trains_again_what_has_come_to_harm_and_nothing_else(tmp_path, monkeypatch, damage):
+def test_a_resumed_run_trains_again_only_what_is_corrupted(tmp_path, monkeypatch, damage):
     paths = create_run(tmp_path, check(SHORT))
     with monkeypatch.context() as patch:
         patch.setattr(zoo_pipeline._TrainPipeline, "evaluate", None)  # the power fails when the model is kept

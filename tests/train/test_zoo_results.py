@@ -31,18 +31,18 @@ def write_metrics(path, rows):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_one_slow_stretch_does_not_change_the_typical_speed(tmp_path):
+def test_one_slow_segment_does_not_change_the_typical_speed(tmp_path):
     rows = [(1, 0, "t", 5.0, 0), (1, 60, "t", 4.0, 10), (1, 61, "t", 3.0, 20), (1, 62, "t", 2.0, 30)]
     write_metrics(tmp_path / "metrics.jsonl", [*rows, (1, 99, "other", 9.0, 999)])
     assert read_speed(tmp_path / "metrics.jsonl", "t") == Speed(first_loss=5.0, items_per_s=10.0)
 
 
-def test_the_pause_between_two_attempts_is_no_stretch(tmp_path):
+def test_the_pause_between_two_attempts_is_no_segment(tmp_path):
     write_metrics(tmp_path / "metrics.jsonl", [(1, 0, "t", 5.0, 0), (2, 500, "t", 4.0, 10), (2, 501, "t", 3.0, 14)])
     assert read_speed(tmp_path / "metrics.jsonl", "t").items_per_s == 4.0
 
 
-def test_a_single_line_tells_no_speed(tmp_path):
+def test_a_single_line_states_no_speed(tmp_path):
     write_metrics(tmp_path / "metrics.jsonl", [(1, 0, "t", 5.0, 8)])
     assert read_speed(tmp_path / "metrics.jsonl", "t") == Speed(first_loss=5.0, items_per_s=None)
 

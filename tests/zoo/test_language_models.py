@@ -67,12 +67,12 @@ def test_twenty_steps_of_tiny_lower_the_loss(name):
 
 
 @pytest.mark.parametrize(("name", "size"), SIZES)
-def test_the_size_is_exactly_what_the_entry_says(name, size):
+def test_the_size_is_exactly_what_the_entry_states(name, size):
     requested = request(name, size)
     assert count_parameters(build_on_meta(lambda: objective.build(requested))) == requested.size.parameters
 
 
-def test_the_entries_say_what_was_published():
+def test_the_entries_state_what_was_published():
     for name, sizes in PUBLISHED_MILLIONS.items():
         for size, millions in sizes.items():
             assert round(lookup.ZOO.resolve(name).sizes[size].parameters / 1e6, 1) == millions, (name, size)
@@ -206,7 +206,7 @@ def test_barts_embeddings_are_dropped_out_in_training_alone():
         ("bart", "tiny", {"tokens": 3}, "too few"),
     ],
 )
-def test_a_length_that_the_model_cannot_take_is_said_before_training(name, size, shape, says):
+def test_a_length_that_the_model_cannot_take_is_reported_before_training(name, size, shape, says):
     with pytest.raises(ConfigError, match=says):
         prepare(request(name, size, requested_shape=shape))
 

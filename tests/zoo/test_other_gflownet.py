@@ -188,7 +188,7 @@ def test_only_legal_molecules_are_built_and_all_of_their_ports_are_closed():
     assert torch.equal(QedReward(FRAGMENTS, beta=2.0, workers=2).qed(final), worth)
 
 
-def test_a_molecule_is_bonded_where_the_tree_says():
+def test_a_molecule_is_bonded_where_the_tree_states():
     chem = pytest.importorskip("rdkit.Chem")
     from joulelab.zoo.fragment_molecules import TreeNode
     from joulelab.zoo.tasks.trajectory_balance import QedReward

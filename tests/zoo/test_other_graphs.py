@@ -86,7 +86,7 @@ def test_dimenet_does_not_care_where_a_molecule_is_and_how_it_is_turned():
     assert not torch.allclose(answers[0], answers[2], rtol=1e-2)  # larger is another molecule
 
 
-def test_dimenet_tells_angles_apart_but_not_the_order_of_atoms():
+def test_dimenet_distinguishes_angles_but_not_the_order_of_atoms():
     model, molecule, numbers = dimenet(), torch.zeros(3, dtype=torch.long), torch.tensor([6, 8, 6])
     bent = torch.tensor([[1.4, 0, 0], [0, 0, 0], [0, 1.4, 0]])
     straight = torch.tensor([[1.4, 0, 0], [0, 0, 0], [-1.4, 0, 0]])

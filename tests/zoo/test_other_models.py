@@ -79,7 +79,7 @@ def test_held_out_batches_are_others(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_everything_that_is_said_to_train_gets_a_gradient(name):
+def test_every_trained_parameter_gets_a_gradient(name):
     """Ranks that average gradients would wait for the others for ever."""
     workload = tiny(name)
     batch = on_cpu(workload.batches.at(0, 0))

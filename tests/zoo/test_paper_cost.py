@@ -12,7 +12,7 @@ from joulelab.zoo.objective import ObjectiveOutput, PlainObjective, Workload
 from joulelab.zoo.registry import Size, WorkloadRequest, ZooEntry, find_model
 
 
-def test_gpt2_costs_what_its_shape_says():
+def test_gpt2_costs_what_its_shape_states():
     layers, width, vocabulary, tokens = 12, 768, 50257, 1024
     cost = model_cost(WorkloadRequest(find_model("gpt2"), "base"))
     products = 2 * tokens * (12 * layers * width**2 + vocabulary * width)  # blocks and the output layer
@@ -80,7 +80,7 @@ def test_a_small_model_that_looks_at_its_numbers_is_counted_on_real_ones():
     assert cost.forward_flops == 2 * 2 * 8 * 8
 
 
-def test_a_large_one_is_not_counted_and_that_is_said():
+def test_a_large_one_is_not_counted_and_that_is_reported():
     cost = model_cost(WorkloadRequest(entry_of(Curious, (8,), parameters=10**9)))
     assert cost.training_flops is None
     assert "depends on tensor values" in cost.how

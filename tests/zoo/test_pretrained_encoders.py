@@ -122,7 +122,7 @@ def test_a_hub_that_cannot_be_reached_is_answered_with_what_works_without_it(mon
     assert caught.value.hint == "did you mean 'sample:minilm'?"
 
 
-def test_without_transformers_the_hint_says_what_to_install(
+def test_without_transformers_the_hint_states_what_to_install(
     encoder_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)

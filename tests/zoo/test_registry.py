@@ -49,14 +49,14 @@ def test_a_file_of_the_user_s_is_a_model(tmp_path):
         ),
     ],
 )
-def test_a_mistake_in_the_file_is_told(tmp_path, text, error, message):
+def test_a_mistake_in_the_file_is_reported(tmp_path, text, error, message):
     path = tmp_path / "mine.py"
     path.write_text(text)
     with pytest.raises(error, match=message):
         find_model(str(path))
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path, monkeypatch):
+def test_a_file_that_is_not_there_is_reported(tmp_path, monkeypatch):
     with pytest.raises(NotFoundError, match="there is no file"):
         find_model(str(tmp_path / "nothing.py"))
     monkeypatch.chdir(tmp_path)

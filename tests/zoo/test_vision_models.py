@@ -104,7 +104,7 @@ def test_one_step_under_bf16_autocast_has_finite_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_every_weight_of_the_model_is_trained_and_none_beside_it(name: str) -> None:
+def test_every_weight_of_the_model_is_trained_and_no_other(name: str) -> None:
     workload = tiny(name)
     torch.manual_seed(0)
     batch = workload.batches.at(0, 0).to(CPU)

@@ -225,7 +225,7 @@ def test_a_shape_that_patches_do_not_fill_is_refused(name: str, shape: dict[str,
         tiny(name, requested_shape=shape)
 
 
-def test_clips_of_another_shape_can_be_asked_for() -> None:
+def test_clips_of_another_shape_can_be_requested() -> None:
     workload = tiny("vjepa2", requested_shape={"frames": 8, "side": 48}, batch_size=2)
     batch = workload.batches.at(0, 0).to(CPU)
     assert batch["clips"].shape == (2, 8, 3, 48, 48)

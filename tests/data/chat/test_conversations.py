@@ -73,7 +73,7 @@ def test_what_should_not_be_taught_is_dropped_and_counted(tmp_path):
     assert len(list(rows_of(lines(tmp_path / "b.jsonl", [wrong]), only_correct=False))) == 1
 
 
-def test_of_a_set_that_nobody_has_judged_the_first_complete_answer_is_taught(tmp_path):
+def test_of_a_set_that_no_one_has_judged_the_first_complete_answer_is_taught(tmp_path):
     unjudged = {name: OPENR1[name] for name in ("problem", "generations", "is_reasoning_complete")}
     assert list(rows_of(lines(tmp_path / "a.jsonl", [unjudged]))) == [[ASKED, {"role": "assistant", "content": "5"}]]
 
@@ -108,7 +108,7 @@ def test_rows_of_no_schema_are_refused(tmp_path, row):
         ('{"text": "caf\xe9"}\n', "not UTF-8 text: byte 0xe9"),
     ],
 )
-def test_a_file_that_cannot_be_taught_from_is_told_with_its_line_and_the_reason(tmp_path, content, output_text):
+def test_a_file_that_cannot_be_taught_from_is_reported_with_its_line_and_the_reason(tmp_path, content, output_text):
     (tmp_path / "a.jsonl").write_text(content, encoding="latin-1")
     with pytest.raises(ConfigError, match=output_text) as refused:
         for split in ("train", "test"):

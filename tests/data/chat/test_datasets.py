@@ -25,7 +25,7 @@ def trained_text(tokenizer, store):
     return [tokenizer.decode(document.ids[document.trained]) for document in found]
 
 
-def test_tulu_rows_become_a_store_that_tells_what_became_of_them(tmp_path):
+def test_tulu_rows_become_a_store_that_states_what_became_of_them(tmp_path):
     tokenizer = made.qwen()
     rows = [talk("Hello", "one", "two", "three"), talk("nobody answers"), talk("one " * 200, "cut away")]
     source = lines(tmp_path / "tulu.jsonl", rows)

@@ -60,7 +60,7 @@ def marked(tokenizer, document):
 
 
 @pytest.mark.parametrize("make", GOLDEN, ids=lambda make: make.__name__)
-def test_only_what_the_assistant_says_is_trained_with_its_end_of_turn(make):
+def test_only_what_the_assistant_states_is_trained_with_its_end_of_turn(make):
     tokenizer = make()
     assert marked(tokenizer, encode_conversation(tokenizer, TALK)) == GOLDEN[make]
 
@@ -98,7 +98,7 @@ def test_a_prompt_that_begins_the_answer_itself_is_refused():
         encode_conversation(tokenizer, TALK[:2], template=template)
 
 
-def test_what_a_template_refuses_is_told_as_our_error():
+def test_what_a_template_refuses_is_reported_as_our_error():
     with pytest.raises(ConfigError, match="no system turns here"):
         encode_conversation(made.gemma(), [{"role": "system", "content": "x"}, *TALK])
 

@@ -77,7 +77,7 @@ def test_a_place_counted_in_bytes_is_refused(document):
         (lambda d: first_question(d).update(id="kite-2"), "two questions with the id kite-2"),
     ],
 )
-def test_a_wrong_shape_is_told_with_its_place(document, change, output_text):
+def test_a_wrong_shape_is_reported_with_its_place(document, change, output_text):
     change(document)
     with pytest.raises(ConfigError, match=output_text):
         parse_squad(document, "mine", version_2=False)
@@ -90,7 +90,7 @@ def test_an_impossible_question_with_an_answer_is_refused(document):
 
 
 @pytest.mark.parametrize("content", [b"", b"{'data': []}", b"\xff\xfe{}"])
-def test_what_is_not_json_is_told_so(tmp_path, content):
+def test_what_is_not_json_is_reported(tmp_path, content):
     (tmp_path / "broken.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"broken\.json is not JSON"):
         read_squad(tmp_path / "broken.json", version_2=False)
@@ -102,7 +102,7 @@ def test_a_list_at_the_top_is_not_squad(tmp_path):
         read_squad(tmp_path / "list.json", version_2=False)
 
 
-def test_a_file_that_is_not_there_is_told_so(tmp_path):
+def test_a_missing_file_is_reported_by_name(tmp_path):
     with pytest.raises(NotFoundError, match="there is no file"):
         read_squad(tmp_path / "none.json", version_2=False)
 

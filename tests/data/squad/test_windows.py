@@ -138,7 +138,7 @@ def test_the_same_questions_give_the_same_bytes(tmp_path, features, questions, t
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
 
 
-def test_a_damaged_or_unfinished_store_is_told(features):
+def test_a_damaged_or_unfinished_store_is_reported(features):
     (features.folder / "tokens.bin").write_bytes(bytes(3))
     with pytest.raises(JoulelabError, match="corrupted"):
         open_features(features.folder)

@@ -90,7 +90,7 @@ def test_the_loss_and_every_gradient_are_the_plain_ones(sequences, family, confi
         torch.testing.assert_close(own, plain, rtol=1e-3, atol=1e-3)
 
 
-def test_what_is_compared_is_what_the_models_themselves_would_say():
+def test_what_is_compared_is_what_the_models_themselves_would_state():
     """The opened heads give the logits of the closed ones."""
     for family in ("bert", "roberta", "gpt2"):
         for model in pair(family):

@@ -132,7 +132,7 @@ def test_a_store_that_was_prepared_before_is_read_where_it_lies(tmp_path, text, 
     assert again.results["teacher.mlm_loss"].value == pytest.approx(made.results["teacher.mlm_loss"].value)
 
 
-def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, text, teachers, monkeypatch):
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path, text, teachers, monkeypatch):
     from joulelab.distill.distilbert.objective import LmObjective
 
     config = settings(

@@ -19,7 +19,7 @@ def both(values):
     return torch.tensor([values]), torch.tensor([values])
 
 
-def test_equal_scores_over_three_places_cost_log_3_whatever_the_masked_ones_say():
+def test_equal_scores_over_three_places_cost_log_3_whatever_the_masked_ones_state():
     logits = both([0.0, 99.0, 0.0, 0.0, -99.0])
     assert float(span_ce_sum(logits, torch.tensor([[2, 3]]), T3)) == pytest.approx(math.log(3))
 

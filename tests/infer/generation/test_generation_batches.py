@@ -44,7 +44,7 @@ def plain(model, ids, end, limit):
 
 
 @pytest.mark.parametrize("cache", ["growing", "fixed"])
-def test_a_batch_says_greedily_what_each_prompt_says_alone(model, tokenizer, cache):
+def test_greedy_answers_of_a_batch_equal_those_of_single_prompts(model, tokenizer, cache):
     end = end_ids(model, tokenizer)
     found = reported(model, tokenizer, GREEDY, 3, cache=cache)
     alone = [plain(model, encode_prompt(tokenizer, prompt), end, 16) for prompt in PROMPTS]
@@ -95,7 +95,7 @@ def test_log_probability_is_that_of_the_model_over_the_answers_tokens(model, tok
 
 
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED, BEAMS], ids=["greedy", "sampled", "beams"])
-def test_rows_that_only_pad_a_vocabulary_are_never_said(tokenizer, settings):
+def test_rows_that_pad_a_vocabulary_are_never_generated(tokenizer, settings):
     """Their weights are whatever they are; here they would win every time."""
     padded = make_model(vocab_size=64)
     with torch.no_grad():
@@ -176,7 +176,7 @@ def test_a_part_of_the_work_is_computed_in_the_shapes_of_the_whole(model, tokeni
     assert shapes((), PROMPTS[:1]) != shapes((), long)
 
 
-def test_a_chain_of_thought_is_asked_for_in_the_last_message():
+def test_a_chain_of_thought_is_requested_in_the_last_message():
     requested = with_chain_of_thought([{"role": "system", "content": "s"}, {"role": "user", "content": "2 + 2?"}])
     assert requested[0]["content"] == "s"
     assert requested[1]["content"].startswith("2 + 2?\n\nThink step by step")
@@ -184,7 +184,7 @@ def test_a_chain_of_thought_is_asked_for_in_the_last_message():
 
 
 @pytest.mark.gpu
-def test_a_compiled_step_says_the_same_on_a_gpu(tokenizer):
+def test_a_compiled_step_states_the_same_on_a_gpu(tokenizer):
     model = make_model().cuda()
     assert [some[0].ids for some in reported(model, tokenizer, GREEDY, 3, cache="fixed")] == [
         some[0].ids for some in reported(model, tokenizer, GREEDY, 3)

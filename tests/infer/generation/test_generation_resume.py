@@ -36,7 +36,7 @@ def make(parts, **settings):
     return Counting(*parts, SETTINGS.model_copy(update=settings), identity="tiny", batch_size=2)
 
 
-def test_a_killed_generation_goes_on_with_the_same_words(parts, tmp_path):
+def test_a_killed_generation_resumes_with_the_same_text(parts, tmp_path):
     whole = generate_into(tmp_path / "whole.jsonl", make(parts), PROMPTS)
     killed = make(parts)
     killed.dies_after = 5

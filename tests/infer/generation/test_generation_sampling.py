@@ -44,7 +44,7 @@ def test_the_last_number_before_one_draws_a_token_that_may_be_drawn():
     assert log.item() == pytest.approx(float(torch.log_softmax(LOGITS, -1)[2]))
 
 
-def test_every_answer_has_numbers_of_its_own_whatever_stands_beside_it():
+def test_every_answer_has_its_own_random_numbers():
     settings = GenerationSettings(do_sample=True, n=2, max_new_tokens=8)
     one, other = answer_random_numbers(settings, [5, 6], 0), answer_random_numbers(settings, [5, 6], 1)
     assert not np.array_equal(one, other)

@@ -41,7 +41,7 @@ def served(model_folder):
         yield address_and_pid
 
 
-def test_a_server_says_what_the_same_model_says_here(served):
+def test_a_server_states_what_the_same_model_states_here(served):
     address, _ = served
     assert output_text(ServerGenerator(address, "tiny", GREEDY, concurrency=3)) == output_text(here())
 
@@ -99,7 +99,7 @@ def test_a_tunnel_is_not_the_server():
     assert classify_listeners(8000, {17: "python3", None: ""}).is_local
 
 
-def test_a_gpu_of_the_server_that_nobody_meters_is_named(monkeypatch):
+def test_a_gpu_of_the_server_that_no_one_meters_is_named(monkeypatch):
     sys.path.insert(0, str(Path(__file__).parents[2] / "meter"))
     from fake_nvml import FakeNvml
 
@@ -156,34 +156,34 @@ def reply(reason, tokens=3):
     return {"choices": [{"text": "said", "finish_reason": reason}], "usage": {"completion_tokens": tokens}}
 
 
-def test_a_busy_server_is_asked_again_and_a_refusal_is_told():
+def test_a_busy_server_is_asked_again_and_a_refusal_is_reported():
     with Canned((503, {"error": "busy"}), (200, reply("stop"))) as server:
         assert server.ask().text == "said"
     with Canned((400, {"error": "no such thing"})) as server, pytest.raises(JoulelabError, match="no such thing"):
         server.ask()
 
 
-def test_what_did_not_end_by_itself_counts_as_cut_off():
+def test_what_did_not_end_by_itself_counts_as_interrupted():
     with Canned(*((200, reply(reason)) for reason in ("stop", "length", "content_filter", None))) as server:
         assert [server.ask().finish_reason for _ in range(4)] == ["stop", "length", "length", "stop"]
     with Canned((200, reply(None, tokens=4))) as server:
         assert server.ask().finish_reason == "length"
 
 
-def test_a_server_that_says_nothing_has_not_said_none():
+def test_a_missing_field_of_a_server_is_not_zero():
     nothing = reply("stop") | {"choices": [{"text": None, "finish_reason": "stop"}]}
     with Canned((200, nothing)) as server:
         assert server.ask().text == ""
 
 
-def test_a_proxy_for_the_outside_is_not_asked_for_this_machine(monkeypatch):
+def test_a_proxy_for_other_hosts_is_not_used_for_this_machine(monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     with Canned((200, reply("stop"))) as server:
         assert server.ask().text == "said"
 
 
-def test_the_body_says_what_the_settings_say():
+def test_the_body_states_what_the_settings_state():
     with Canned((200, reply("stop")), (200, reply("stop"))) as server:
         server.ask(stop=("\n",))
         server.ask(do_sample=True, temperature=0.7, top_p=0.9, top_k=5, seed=3)
@@ -216,7 +216,7 @@ def test_a_reply_that_is_no_answer_is_refused_in_the_words_of_the_protocol(found
         server.ask()
 
 
-def test_a_server_that_is_not_there_is_told_before_any_work(served):
+def test_a_server_that_is_not_there_is_reported_before_any_work(served):
     with pytest.raises(JoulelabError, match="no server answers"):
         ServerGenerator("http://127.0.0.1:9/v1", "tiny", GREEDY)
     with pytest.raises(ConfigError, match="no beam search"):

@@ -52,7 +52,7 @@ def test_a_row_does_not_depend_on_the_batch():
 
 
 @pytest.mark.parametrize("smallest", [1, 64])
-def test_rows_that_move_to_a_smaller_batch_go_on_unchanged(monkeypatch, smallest):
+def test_rows_that_move_to_a_smaller_batch_continue_unchanged(monkeypatch, smallest):
     """Answers end at different steps, so that half of the rows are finished more than once."""
     monkeypatch.setattr(static_decoder, "_SMALLEST_BUCKET", smallest)
     monkeypatch.setattr(static_decoder, "_MIN_STEPS_LEFT", 1)

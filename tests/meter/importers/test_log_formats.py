@@ -53,7 +53,7 @@ class TestDmon:
         assert data["devices"][0]["first"].startswith("2026-03-02T11:00:00")
         assert "Europe/Berlin" in data["clock"]
 
-    def test_stamps_of_o_t_go_on_across_midnight(self, tmp_path, imported):
+    def test_stamps_of_o_t_continue_across_midnight(self, tmp_path, imported):
         names, units = DMON_NAMES.replace("# gpu", "#Time        gpu"), DMON_UNITS.replace("# Idx", "#HH:MM:SS    Idx")
         times = ["23:59:58", "23:59:59", "00:00:00", "00:00:01"]
         rows = [f" {time}      0     80     35      -     0      0      0      0   1   1" for time in times]
@@ -62,7 +62,7 @@ class TestDmon:
         assert data["devices"][0]["duration_s"] == 3
         assert "without a date" in data["clock"]
 
-    def test_a_dash_is_no_reading_and_a_torn_last_line_is_told(self, tmp_path, imported):
+    def test_a_dash_is_no_reading_and_a_torn_last_line_is_reported(self, tmp_path, imported):
         path = dmon(tmp_path / "log", [[100, 100, "-", 100, 100]])
         path.write_text(path.read_text() + "    0    1")
         data = imported(path)
@@ -70,7 +70,7 @@ class TestDmon:
         assert data["devices"][0]["energy_j"] == pytest.approx(400)
         assert any("1 lines do not fit" in note for note in data["notes"])
 
-    def test_without_a_power_column_it_says_what_to_record(self, tmp_path, joulelab_here):
+    def test_without_a_power_column_it_states_what_to_record(self, tmp_path, joulelab_here):
         (tmp_path / "log").write_text("# gpu     sm    mem\n# Idx      %      %\n    0     5      6\n")
         code, _, err = joulelab_here("import", tmp_path / "log")
         assert code == 2
@@ -146,7 +146,7 @@ class TestOldMonitorLogs:
         )
         assert imported(tmp_path / "distill_power.csv")["devices"][0]["energy_j"] == pytest.approx(1000)
 
-    def test_the_counter_s_difference_stands_beside_the_trapezoid(self, tmp_path, imported):
+    def test_the_counter_s_difference_is_next_to_the_trapezoid(self, tmp_path, imported):
         lines = [
             {**old_record(stamp, 0, 100.0), "energy_counter_j": 5000 + 150.0 * tick}
             for tick, stamp in enumerate(every(1, 11))
@@ -157,7 +157,7 @@ class TestOldMonitorLogs:
         assert gpu["counter"]["energy_j"] == pytest.approx(1500)
         assert (gpu["energy_j"], gpu["energy_method"]) == (pytest.approx(1500), "counter")
 
-    def test_a_counter_that_began_anew_is_told(self, tmp_path, imported):
+    def test_a_counter_that_began_anew_is_reported(self, tmp_path, imported):
         readings = [900.0, 1000.0, 50.0, 150.0]
         lines = [
             {**old_record(stamp, 0, 100.0), "energy_counter_j": joules}
@@ -215,14 +215,14 @@ def test_any_other_file_is_answered_with_what_was_looked_for(tmp_path, joulelab_
     assert "dmon" in err
 
 
-def test_a_log_without_any_reading_is_said(tmp_path, joulelab_here):
+def test_a_log_without_any_reading_is_reported(tmp_path, joulelab_here):
     (tmp_path / "x").write_text(f"{DMON_NAMES}\n{DMON_UNITS}\n")
     code, _, err = joulelab_here("import", tmp_path / "x")
     assert code == 2
     assert "contains no reading" in err
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path, joulelab_here):
+def test_a_file_that_is_not_there_is_reported(tmp_path, joulelab_here):
     code, _, err = joulelab_here("import", tmp_path / "nowhere.csv")
     assert code == 2
     assert "no such file" in err

@@ -43,7 +43,7 @@ def test_energy_above_idle_is_gross_less_idle_power_over_the_time_seen(deit, jou
     assert gpu["above_idle_j"] == pytest.approx(gpu["trapezoid"]["energy_j"] - 61 * 121)
 
 
-def test_a_log_of_work_alone_needs_idle_said(tmp_path, joulelab_here):
+def test_a_log_of_work_alone_needs_idle_stated(tmp_path, joulelab_here):
     busy = dmon(tmp_path / "busy", [[87] * 40])
     code, _, err = joulelab_here("import", busy, "--latency-ms", 4.37)
     assert code == 2

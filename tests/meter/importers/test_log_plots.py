@@ -27,7 +27,7 @@ def test_all_four_figures_and_the_summary_of_an_old_log(tmp_path, joulelab_here)
     assert one["gpu_utilization_percent"] == {"mean": 50, "max": 50}
 
 
-def test_wall_time_says_its_zone_and_day(tmp_path, joulelab_here):
+def test_wall_time_states_its_zone_and_day(tmp_path, joulelab_here):
     log = old_monitor(tmp_path / "x", [(stamp, 0, 100.0) for stamp in every(5, 13)])
     words = ["--x", "wall", "--format", "svg", "--out", tmp_path / "p", "--time-zone", "UTC"]
     assert joulelab_here("plot", log, *words)[0] == 0
@@ -35,7 +35,7 @@ def test_wall_time_says_its_zone_and_day(tmp_path, joulelab_here):
     assert not (tmp_path / "p" / "power.png").exists()
 
 
-def test_what_the_log_does_not_have_is_not_drawn_and_said(tmp_path, joulelab_here):
+def test_what_the_log_does_not_have_is_not_drawn_and_reported(tmp_path, joulelab_here):
     code, _, err = joulelab_here("plot", dmon(tmp_path / "x", [[50] * 20]), "--format", "svg")
     assert code == 0
     assert "not plotted (not in the log): gpu_memory, cpu_utilization" in err
@@ -102,7 +102,7 @@ def test_mistakes_are_answered_with_2(tmp_path, joulelab_here, words, message):
     assert message in err
 
 
-def test_neither_a_file_nor_a_run_is_said(tmp_path, joulelab_here):
+def test_neither_a_file_nor_a_run_is_reported(tmp_path, joulelab_here):
     code, _, err = joulelab_here("plot", "nothing", "--runs-dir", tmp_path)
     assert code == 2
     assert "neither a file nor a run" in err

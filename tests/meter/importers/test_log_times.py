@@ -60,7 +60,7 @@ def test_times_that_do_not_exist_hint_at_another_zone(tmp_path):
     assert any("the time zone is probably wrong" in note for note in log.notes)
 
 
-def test_a_clock_set_back_is_taken_out_and_told(tmp_path):
+def test_a_clock_set_back_is_taken_out_and_reported(tmp_path):
     stamps = every(1, 60, "2026-03-02T12:00:00") + every(1, 60, "2026-03-02T11:30:00")
     log, energy = logged(tmp_path, constant(stamps), "UTC")
     assert energy.duration_s == pytest.approx(119)
@@ -156,7 +156,7 @@ def test_sessions_appended_after_a_reboot_are_placed_by_their_own_headers(tmp_pa
     assert len(energy.holes) == 1
 
 
-def test_an_old_log_that_our_monitor_went_on_with_is_one_file_of_two_kinds(tmp_path):
+def test_an_old_log_that_our_monitor_continued_is_one_file_of_two_kinds(tmp_path):
     from made_logs import old_record
 
     old = [old_record(stamp, 0, 50.0) for stamp in every(1, 4)]

@@ -34,7 +34,7 @@ def test_counters_go_along(tmp_path, joulelab_here):
     assert energies(tmp_path / "trace.jsonl")["gpu:0"] == pytest.approx(1500, rel=0.02)
 
 
-def test_what_was_said_about_the_clock_stays_with_the_trace(tmp_path, joulelab_here):
+def test_what_was_stated_about_the_clock_stays_with_the_trace(tmp_path, joulelab_here):
     path = old_monitor(tmp_path / "log", [(stamp, 0, 100.0) for stamp in every(1, 11)])
     joulelab_here("import", path, "--time-zone", "Asia/Tokyo", "--out", tmp_path / "trace.jsonl")
     _, out, _ = joulelab_here("import", tmp_path / "trace.jsonl", "--json")

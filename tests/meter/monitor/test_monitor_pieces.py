@@ -40,7 +40,7 @@ def test_joules_come_from_the_trapezoid_where_there_is_none():
     assert (tally.devices["gpu:A"].energy_j, tally.devices["gpu:A"].method) == (2000.0, "integrated")
 
 
-def test_a_domain_that_wraps_goes_on_counting():
+def test_a_domain_that_wraps_continues_counting():
     tally = tallied([rapl(1, 90.0)], [rapl(2, 20.0)], [rapl(3, 50.0)])
     assert tally.devices["rapl:package-0"].energy_j == 60.0
     assert tally.devices["rapl:package-0"].power_w == 30.0

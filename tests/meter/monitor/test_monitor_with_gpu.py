@@ -89,7 +89,7 @@ def test_several_gpus_within_those_of_the_job_are_one_record_each(three, tmp_pat
     assert powers == [(C, 300.0), (B, 200.0)] * 2
 
 
-def test_a_card_that_is_lost_is_a_gap_and_the_monitor_goes_on_until_it_returns(nvml_sim, tmp_path):
+def test_a_card_that_is_lost_is_a_gap_and_the_monitor_continues_until_it_returns(nvml_sim, tmp_path):
     with Running("--gpu", 0, "--interval", 0.1, cwd=tmp_path) as running:
         running.until(count("gpu", 2))
         nvml_sim.gpus[0].errors = {"all": GPU_IS_LOST}

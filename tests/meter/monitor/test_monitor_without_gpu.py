@@ -23,7 +23,7 @@ def no_driver(monkeypatch, tmp_path):
     monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
 
 
-def test_by_default_it_records_the_cpu_and_says_why_there_is_no_gpu(tmp_path):
+def test_by_default_it_records_the_cpu_and_states_why_there_is_no_gpu(tmp_path):
     done = monitor("--duration", 0.5, "--interval", 0.2, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "logging only the CPU" in done.stderr
@@ -37,14 +37,14 @@ def test_by_default_it_records_the_cpu_and_says_why_there_is_no_gpu(tmp_path):
 
 
 @pytest.mark.parametrize("wanted", ["0", "auto"])
-def test_a_gpu_that_was_asked_for_and_is_not_there_is_exit_code_3(tmp_path, wanted):
+def test_a_gpu_that_was_requested_and_is_not_there_is_exit_code_3(tmp_path, wanted):
     done = monitor("--gpu", wanted, "--duration", 1, cwd=tmp_path)
     assert done.returncode == 3
     assert "no GPU can be read" in done.stderr
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_missing_binding_is_exit_code_2_only_where_a_gpu_was_asked_for(tmp_path):
+def test_a_missing_binding_is_exit_code_2_only_where_a_gpu_was_requested(tmp_path):
     (tmp_path / "pynvml.py").write_text("raise ImportError('not installed')\n")
     without = {"PYTHONPATH": str(tmp_path)}
     done = monitor("--gpu", 0, cwd=tmp_path, env=without)
@@ -78,7 +78,7 @@ def test_the_cadence_does_not_drift(tmp_path):
     assert all(line["late_s"] >= 0 for line in ticks)
 
 
-def test_a_monitor_that_was_stopped_for_a_while_tells_the_ticks_it_missed(tmp_path):
+def test_a_monitor_that_was_stopped_for_a_while_states_the_ticks_it_missed(tmp_path):
     with Running("--interval", 0.1, cwd=tmp_path) as running:
         running.until(count("host", 2))
         running.process.send_signal(signal.SIGSTOP)
@@ -90,7 +90,7 @@ def test_a_monitor_that_was_stopped_for_a_while_tells_the_ticks_it_missed(tmp_pa
     assert gap["missed_ticks"] >= 4
 
 
-def test_an_existing_log_is_appended_to_and_a_line_cut_off_in_it_is_ended(tmp_path):
+def test_an_existing_log_is_appended_to_after_its_truncated_line(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text('{"old": 1}\n{"cut": ')
     monitor("--outfile", log, "--duration", 0.1, "--interval", 0.1, cwd=tmp_path)
@@ -119,14 +119,14 @@ def test_all_names_of_the_log_option_are_one_option(tmp_path, monkeypatch, optio
         (["--interva", 1], "did you mean --interval?"),
     ],
 )
-def test_what_cannot_be_done_is_said_with_exit_code_2(tmp_path, monkeypatch, capsys, words, message):
+def test_what_cannot_be_done_is_reported_with_exit_code_2(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     assert monitor_here(monkeypatch, *words) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_port_in_use_is_said(tmp_path, monkeypatch, capsys):
+def test_a_port_in_use_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert monitor_here(monkeypatch, "--prometheus", taken.getsockname()[1]) == 2

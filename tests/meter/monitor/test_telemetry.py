@@ -99,7 +99,7 @@ def test_a_sensor_that_cannot_open_is_a_warning(tmp_path, monkeypatch, caplog):
     assert "driver and library disagree" in caplog.text
 
 
-def test_a_resumed_training_goes_on_in_the_same_table_even_after_a_cut_off_row(tmp_path, no_gpu):
+def test_a_resumed_training_continues_in_the_same_table_even_after_a_truncated_row(tmp_path, no_gpu):
     path = tmp_path / "deep" / "power.csv"
     with joulelab.telemetry(path):
         pass
@@ -110,7 +110,7 @@ def test_a_resumed_training_goes_on_in_the_same_table_even_after_a_cut_off_row(t
     assert (len(lines), lines.count(HEADER)) == (4, 1)
 
 
-def test_elapsed_time_goes_on_where_the_table_was_left(tmp_path, no_gpu):
+def test_elapsed_time_continues_where_the_table_was_left(tmp_path, no_gpu):
     path = tmp_path / "power.csv"
     with joulelab.telemetry(path):
         pass
@@ -140,7 +140,7 @@ def test_a_full_disk_does_not_end_the_training(no_gpu, tmp_path, caplog, monkeyp
     assert "No space left" in caplog.text
 
 
-def test_outside_the_with_block_and_with_a_negative_period_it_is_said_or_does_nothing(tmp_path, no_gpu):
+def test_outside_the_with_block_and_with_a_negative_period_it_is_reported_or_does_nothing(tmp_path, no_gpu):
     telemetry = joulelab.telemetry(tmp_path / "power.csv")
     telemetry.log_once()
     telemetry.step(0)

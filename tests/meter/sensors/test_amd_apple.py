@@ -68,7 +68,7 @@ def test_an_amd_card_reads_like_any_gpu():
     assert line["energy_counter_j"] == pytest.approx(30.6)
 
 
-def test_an_amd_card_without_a_counter_is_polled_and_says_so():
+def test_an_amd_card_without_a_counter_is_polled_and_reports_it():
     sensor, devices = opened(FakeAmdSmi(counter=False))
     assert sensor.interval_s == 0.1
     assert "integrated" in devices[0].facts["reason"]

@@ -90,7 +90,7 @@ def test_time_of_children_counts_while_they_live_and_after_they_were_waited_for(
     assert living_s <= busy.seconds() < living_s + 0.3
 
 
-def test_a_child_nobody_waits_for_leaves_its_time_behind(monkeypatch):
+def test_a_child_no_one_waits_for_leaves_its_time_behind(monkeypatch):
     busy = BusyTime(os.getpid())
     sums = iter([10.0, 110.0, 12.0, 13.0, 15.0])
     monkeypatch.setattr(busy, "_sum", lambda: next(sums))
@@ -124,7 +124,7 @@ def test_ranks_of_one_launch_count_together_and_a_stranger_does_not():
     assert 0.55 <= line["busy_thread_s"] < 0.85  # CPU time is counted in ticks of 10 ms
 
 
-def test_the_machine_s_busy_time_is_listed_beside_on_request():
+def test_the_machine_s_busy_time_is_listed_separately_on_request():
     before = machine_busy_s()
     sensor = CpuEstimateSensor(EnergyConfig(estimate_machine=True), os.getpid())
     program, machine = sensor.open()

@@ -90,7 +90,7 @@ def test_the_buffer_is_read_before_it_runs_over():
     assert opened(FakeNvml(), sample_interval_s=10)[0].interval_s == 2.0
 
 
-def test_a_card_without_a_counter_gives_power_and_says_so():
+def test_a_card_without_a_counter_gives_power_and_reports_it():
     sensor, devices = opened(FakeNvml(counter=False))
     assert "energy_counter_j" not in sensor.read()[0]
     assert "no energy counter" in devices[0].facts["reason"]
@@ -131,7 +131,7 @@ def test_a_job_without_gpus_meters_none(monkeypatch):
     assert found.value.component == "gpu"
 
 
-def test_a_gpu_asked_for_by_a_wrong_name_is_refused_with_those_there_are():
+def test_a_gpu_requested_by_a_wrong_name_is_refused_with_those_there_are():
     with pytest.raises(SensorUnavailable) as found:
         opened(FakeNvml(), gpus="0,7")
     assert "no GPU fits '7'" in found.value.reason

@@ -46,7 +46,7 @@ def kinds(lines, kind):
     return [line for line in lines if line["kind"] == kind]
 
 
-def test_the_counter_stands_still_between_refreshes_and_is_slow(sim):
+def test_the_counter_is_constant_between_refreshes_and_slow(sim):
     card = world(sim, SimGpu(wave=constant(500)))
     begin = time.monotonic()
     readings = [pynvml.nvmlDeviceGetTotalEnergyConsumption(card) for _ in range(100)]
@@ -98,7 +98,7 @@ def test_the_driver_and_the_test_agree_on_the_waveform_s_joules(sim, wave):
     assert output_text == pytest.approx([sim.true_energy_j(stamps[0], stamp) for stamp in stamps], abs=0.5)
 
 
-def test_a_card_reads_as_its_control_file_says(sim):
+def test_a_card_reads_as_its_control_file_states(sim):
     world(sim, SimGpu(settings={"utilization": "97 40", "temperature_c": 66, "throttle": 4, "limit_w": 600}))
     sensor, (device,) = opened()
     line = sensor.read()[0]
@@ -134,7 +134,7 @@ def test_a_failing_counter_costs_the_counter_only(sim):
     assert lines[0]["power_watts"] == pytest.approx(100)
 
 
-def test_the_average_never_stands_in_for_a_failing_instant_field(sim):
+def test_the_average_never_replaces_a_failing_instant_field(sim):
     world(sim, SimGpu(), SimGpu(uuid="GPU-bbbbbbbb"))
     sensor, _ = opened()
     sim.gpus[0].errors = {"instant": 999}

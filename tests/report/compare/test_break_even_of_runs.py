@@ -41,7 +41,7 @@ def test_the_teachers_joules_over_what_it_saves_on_the_student_stages(made, tmp_
     assert "no significant difference" in break_even_sentence(one)
 
 
-def test_the_teachers_exam_is_in_the_bills_and_in_no_payback(made, tmp_path: Path) -> None:
+def test_the_teachers_evaluation_is_in_the_bills_and_in_no_break_even(made, tmp_path: Path) -> None:
     plain, examined = saving(made), saving(made)
     evaluation = made.ancestor("exam", 82.0, ("teacher.evaluate", "teacher.tasks-evaluate"), True)
     for place in (4, 5, 6):
@@ -86,7 +86,7 @@ def two_teachers(made, folder: Path, baseline: str):
     return compare(made.group_of(records, baseline), records, folder)
 
 
-def test_a_teacher_that_took_less_is_not_said_to_have_taken_more(made, tmp_path: Path) -> None:
+def test_a_teacher_with_less_energy_is_not_reported_as_additional_energy(made, tmp_path: Path) -> None:
     one = next(one for one in break_even_rows(two_teachers(made, tmp_path, "KD")) if one.label == "exact KD")
     assert break_even_sentence(one).startswith(
         "The teacher of exact KD, which used less energy than that of KD, does not break even: a student uses more"
@@ -100,7 +100,7 @@ def test_with_the_very_same_teacher_nothing_has_to_come_back(made, tmp_path: Pat
     assert one.answer == "at once" and one.found.spent.standard_error == 0
 
 
-def test_a_student_pays_back_what_it_took_beyond_its_teacher_by_what_it_takes_less_in_use(made, tmp_path: Path) -> None:
+def test_a_student_breaks_even_by_the_energy_it_saves_in_use(made, tmp_path: Path) -> None:
     one = output_text(made, saving(made), tmp_path)["sample"]
     # own 60 + 9 J, the overhead of the run left out, and the teacher's logits; 82 mJ against 9 mJ for a sample
     assert one.found and one.found.count == pytest.approx((60.1667 + 9 + 130) / 0.073, rel=1e-3)
@@ -140,7 +140,7 @@ def test_teaching_that_no_meter_saw_makes_lower_bounds_and_no_answers(made, tmp_
     assert "Not included (energy unknown): sample:minilm" in text
 
 
-def test_a_student_that_goes_on_from_an_earlier_one_took_that_ones_training_too(made, tmp_path: Path) -> None:
+def test_a_student_that_continues_from_an_earlier_one_took_that_ones_training_too(made, tmp_path: Path) -> None:
     records = saving(made)
     earlier = made.ancestor("final_model", 30.0, ("student.sft", "student.sft-validate"), True)
     for place in (4, 5, 6):
@@ -194,7 +194,7 @@ def test_joules_that_are_partly_estimated_or_made_by_others_on_the_cores_pay_not
     assert {one.reason for one in output_text(made, contended, tmp_path / "contended").values()} == {CPU_CONTENTION}
 
 
-def test_a_saving_that_drowns_in_the_spread_does_not_pay_back(made, tmp_path: Path) -> None:
+def test_a_saving_within_the_spread_does_not_break_even(made, tmp_path: Path) -> None:
     one = output_text(made, saving(made, (90.0, 150.0, 110.0)), tmp_path)["student"]
     assert one.answer == "does not break even" and "not significantly above 0" in break_even_sentence(one)
     assert "or more" in break_even_sentence(one)

@@ -125,7 +125,7 @@ def kd_row(records, store, **options):
     return select(store, [record.run_id for record in records], "labels only").comparison(store, **options).row("KD")
 
 
-def test_work_repeated_after_an_interruption_is_in_no_ratio_unless_it_is_asked_for(interrupted, tmp_path):
+def test_work_repeated_after_an_interruption_is_in_no_ratio_unless_it_is_requested(interrupted, tmp_path):
     """80 steps of which 19 were done twice: 1.35x was printed where 1.1x is right."""
     row = kd_row(interrupted, tmp_path)
     assert row.student_ratio.ratio.value == pytest.approx(1.1, rel=1e-6)

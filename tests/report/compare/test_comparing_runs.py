@@ -215,7 +215,7 @@ def test_a_teacher_has_no_joules_without_the_teacher(made, comparison_of) -> Non
     assert energy_grid(comparison).rows[0][1] == NOTHING
 
 
-def test_plain_data_is_strict_json_and_tells_open_intervals(made, comparison_of) -> None:
+def test_plain_data_is_strict_json_and_states_open_intervals(made, comparison_of) -> None:
     records = [made.labels_only(0, 790), made.distilled("response KD", 0, 826, 131.0)]
     data = comparison_data(comparison_of(records))
     json.dumps(data, allow_nan=False)
@@ -224,7 +224,7 @@ def test_plain_data_is_strict_json_and_tells_open_intervals(made, comparison_of)
     assert ratio["resolved"] is False and data["methods"][1]["own"]["method"] == "estimated"
 
 
-def test_the_students_predictions_are_taken_where_the_teachers_lie_beside_them(made, tmp_path: Path) -> None:
+def test_the_students_predictions_are_used_if_the_teachers_are_there_too(made, tmp_path: Path) -> None:
     folder = made.write_run(tmp_path, made.labels_only(0, 790))
     made.write_predictions(tmp_path / "other", 100, 0)
     (tmp_path / "other" / "artifacts" / "student-predictions").rename(folder / "artifacts" / "a-predictions")

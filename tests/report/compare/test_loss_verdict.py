@@ -37,7 +37,7 @@ def comparison(made, tmp_path):
 BETTER = {"labels only": (3.30, 3.32), "response KD": (3.101, 3.119)}
 
 
-def test_a_lower_loss_over_all_seeds_is_told_as_better(comparison):
+def test_a_lower_loss_over_all_seeds_is_reported_as_better(comparison):
     found = verdict(comparison(BETTER))
     assert found.headline.startswith(
         "Compared with labels only, response KD has a lower validation loss (-0.200 nats); "
@@ -48,7 +48,7 @@ def test_a_lower_loss_over_all_seeds_is_told_as_better(comparison):
     )
 
 
-def test_seeds_that_say_the_same_have_no_interval_without_width(comparison):
+def test_seeds_that_state_the_same_have_no_interval_without_width(comparison):
     text = comparison_markdown(comparison({"labels only": (3.30, 3.32), "response KD": (3.1, 3.1)}))
     assert "| 3.100 (n=2, equal) |" in text and "[3.100, 3.100]" not in text
 

@@ -43,7 +43,7 @@ def test_exact_matches_are_compared_item_by_item_like_accuracies(made, tmp_path:
     assert "| Exact match, % |" in comparison_markdown(comparison)
 
 
-def test_a_figure_can_be_asked_for_by_name_and_has_the_seeds_as_its_sample(made, tmp_path: Path) -> None:
+def test_a_figure_can_be_requested_by_name_and_has_the_seeds_as_its_sample(made, tmp_path: Path) -> None:
     records = squad(made)
     row = compare(made.group_of(records), records, tmp_path, wanted="f1").row("response KD")
     assert row and row.quality == pytest.approx(0.88)
@@ -58,7 +58,7 @@ def test_a_name_that_no_run_has_is_refused_with_those_there_are(made, tmp_path: 
     assert "exact_match" in output_text.value.hint
 
 
-def test_a_training_loss_is_no_quality_and_where_it_is_asked_for_it_is_called_one(made, tmp_path: Path) -> None:
+def test_a_training_loss_is_no_quality_and_where_it_is_requested_it_is_called_one(made, tmp_path: Path) -> None:
     """Self-distillation has the training loss of its half-way start among its results, before the held-out one."""
     records = [
         with_results(
@@ -87,7 +87,7 @@ def test_a_training_loss_is_no_quality_and_where_it_is_asked_for_it_is_called_on
     )
 
 
-def test_a_loss_is_a_loss_also_where_its_record_does_not_say_so(made) -> None:
+def test_a_loss_is_a_loss_also_where_its_record_does_not_report_it(made) -> None:
     record = with_results(
         made.labels_only(0, 1), model__evaluate__loss=Result(value=2.5), model__train__final_loss=Result(value=2.0)
     )

@@ -53,7 +53,7 @@ def test_last_is_what_was_started_last_a_group_or_a_run_alone(made, tmp_path: Pa
     assert find_folder(tmp_path, "last").name == alone.run_id
 
 
-def test_a_label_that_stands_for_two_settings_is_told_apart(made, tmp_path: Path) -> None:
+def test_a_label_with_two_settings_is_split(made, tmp_path: Path) -> None:
     for seed, rate in ((0, 0.1), (1, 0.1), (2, 0.2)):
         record = made.labels_only(seed, 790)
         spec = {**record.spec, "training": {"learning_rate": rate}}

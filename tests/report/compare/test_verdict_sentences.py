@@ -25,7 +25,7 @@ def about(found: Verdict, opening: str) -> str:
     return next(text for text in found.sentences if text.startswith(opening))
 
 
-def test_a_resolved_gain_is_told_with_its_evidence(made, verdict_on) -> None:
+def test_a_resolved_gain_is_reported_with_its_evidence(made, verdict_on) -> None:
     found = verdict_on(made.demo_records())
     assert about(found, "response KD is") == (
         "response KD is 3.7 points more accurate than labels only "
@@ -37,7 +37,7 @@ def test_a_resolved_gain_is_told_with_its_evidence(made, verdict_on) -> None:
     )
 
 
-def test_an_unresolved_difference_says_so(made, verdict_on) -> None:
+def test_an_unresolved_difference_reports_it(made, verdict_on) -> None:
     text = about(verdict_on(made.demo_records()), "response + feature KD against")
     assert "accuracy inconclusive: difference +0.5 points, 95 % interval [-7.1, +8.1], p = 0.56" in text
     assert "would need at least 25 seeds" in text
@@ -67,7 +67,7 @@ def test_one_run_per_side_compares_two_models_and_no_methods(made, verdict_on) -
     )
 
 
-def test_a_ratio_interval_that_says_nothing_is_not_printed(made, verdict_on) -> None:
+def test_a_ratio_interval_that_states_nothing_is_not_printed(made, verdict_on) -> None:
     """Two seeds, 0.3x and 1.6x the joules: [0.000, 26982] was printed."""
     records = [made.labels_only(seed, 790, 120.0) for seed in (0, 1)]
     records += [made.distilled("response KD", seed, 790, value) for seed, value in enumerate((30.0, 210.0))]
@@ -90,7 +90,7 @@ def test_a_missing_baseline_leaves_no_comparison(made, verdict_on) -> None:
     assert "the baseline has no finished run" in about(found, "response KD against")
 
 
-def test_what_is_incomplete_or_unknown_is_said(made, verdict_on) -> None:
+def test_what_is_incomplete_or_unknown_is_reported(made, verdict_on) -> None:
     records = made.demo_records()
     records[4] = made.distilled("response KD", 1, None, 55.0, status="truncated")
     found = verdict_on(records)

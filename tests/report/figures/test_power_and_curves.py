@@ -40,7 +40,7 @@ def held_back(made, tmp_path: Path) -> tuple[Any, RunPaths]:
     return record, paths
 
 
-def test_the_figure_tells_gaps_throttling_and_counter_against_integral(held_back) -> None:
+def test_the_figure_states_gaps_throttling_and_counter_against_integral(held_back) -> None:
     record, paths = held_back
     figure = power_over_time(record, attempt_traces(paths))
     assert figure
@@ -63,7 +63,7 @@ def test_the_figure_keeps_no_energy_curves_in_memory(held_back) -> None:
     assert kept.isdisjoint({"counter_path", "power_path", "best_path"})
 
 
-def test_a_trace_in_columns_tells_the_same_throttling(held_back) -> None:
+def test_a_trace_in_columns_states_the_same_throttling(held_back) -> None:
     _, paths = held_back
     (path,) = [trace for _, _, trace in paths.traces()]
     assert throttled(copy_to_parquet(path, read_lines), 0.5) == throttled(path, 0.5) != []
@@ -95,7 +95,7 @@ def test_quality_stands_against_the_joules_that_the_run_had_taken_by_then(made, 
     assert curve_points(estimated, paths.folder, attempt_traces(paths)) == []
 
 
-def test_a_run_that_asked_its_teacher_itself_stands_where_one_does_that_found_the_answers(made, tmp_path: Path) -> None:
+def test_runs_that_generate_or_reuse_the_answers_are_compared_alike(made, tmp_path: Path) -> None:
     parts = (made.Part("teacher.logits", 22.0, 130.0, 1_500), *made.student_parts(131.0))
     requested = made.make_record("KD", 0, parts, measured=True, correct=826, lineage=made.teacher_lineage(True)[:2])
     paths = RunPaths(made.write_run(tmp_path, requested, True))

@@ -51,7 +51,7 @@ def test_a_run_has_its_own_stages_and_each_ancestor_once(store: Path, golden) ->
     golden("bill.md", ask(store, "made-KD", "--format", "markdown"))
 
 
-def test_a_run_that_nobody_measured_says_so_once_and_in_one_word(made, tmp_path: Path) -> None:
+def test_a_run_that_no_one_measured_reports_it_once_and_in_one_word(made, tmp_path: Path) -> None:
     unknown = made.make_record("KD", 0, made.student_parts(131.0), measured=True)
     gone = missing("no sensor was there")
     nothing = dict.fromkeys(("gpu", "cpu", "dram", "cpu_estimate"), gone)

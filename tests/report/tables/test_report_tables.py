@@ -52,7 +52,7 @@ def test_the_list_of_runs_reads_as_recorded(made, golden) -> None:
     golden("runs.txt", render_text(to_rich(runs_grid([*made.demo_records()[:4], cut_short(made)])), WIDTH))
 
 
-def test_why_nothing_was_measured_is_said_once(made) -> None:
+def test_why_nothing_was_measured_is_reported_once(made) -> None:
     record = made.demo_records()[1]
     reason = record.totals.figure.reason
     notes = [Note(level="info", text=part.replace(": ", " not measured: ", 1)) for part in reason.split("; ")]

@@ -29,7 +29,7 @@ def test_a_mean_over_seeds_comes_with_students_interval(made, tmp_path: Path) ->
     assert row[4] == "-"
 
 
-def test_seeds_that_say_the_same_are_told_so_in_place_of_an_interval(made, tmp_path: Path) -> None:
+def test_equal_seeds_are_marked_in_place_of_an_interval(made, tmp_path: Path) -> None:
     records = made.demo_records()
     output_text = [with_f1(record, 0.759) for record in records if record.label == "labels only"]
     (row,) = student_quality_grid(compare(made.group_of(records), output_text, tmp_path)).rows

@@ -79,7 +79,7 @@ def test_the_table_as_a_terminal_shows_it(sweep: Sweep, golden: Any) -> None:
     golden("sweep.txt", render_text(sweep_view(sweep), width=120))
 
 
-def test_checkpoints_say_how_long_they_held_the_training_up(records: list[Any]) -> None:
+def test_checkpoints_state_how_long_they_held_the_training_up(records: list[Any]) -> None:
     trained = records[0].stage("model.train")
     saved = PhaseRecord(count=4, sum_s=0.32, mean_s=0.08, p50_s=0.08, p95_s=0.09, max_s=0.09)
     held_up = trained.model_copy(update={"phases": {"checkpoint": saved}})
@@ -113,7 +113,7 @@ def test_an_interval_that_one_run_cannot_have_is_left_out_and_none_goes_below_ze
     assert interval_text(None, three_digits) == "-"
 
 
-def test_the_data_is_json_and_tells_what_failed(sweep: Sweep) -> None:
+def test_the_data_is_json_and_states_what_failed(sweep: Sweep) -> None:
     output_text = json.loads(json.dumps(sweep_data(sweep), allow_nan=False))
     assert [row["label"] for row in output_text["configurations"]] == ["batch_size=8", "batch_size=16", "batch_size=32"]
     assert output_text["configurations"][2]["items_per_s"] is None

@@ -47,7 +47,7 @@ def test_a_block_is_a_run_with_joules(measure):
     assert record.best_energy == m.figure
 
 
-def test_a_missing_sensor_is_a_figure_that_says_so_and_never_an_exception(measure, tmp_path):
+def test_a_missing_sensor_is_a_figure_that_reports_it_and_never_an_exception(measure, tmp_path):
     with measure(energy={**FAST, "rapl_root": str(tmp_path), "estimate_cpu": False}) as m:
         pass
     assert m.energy_j is None
@@ -69,7 +69,7 @@ def test_rapl_joules_are_measured(measure, rapl_tree):
 @pytest.mark.parametrize(
     ("error", "status"), [(ValueError("mine"), "failed"), (KeyboardInterrupt(), "truncated"), (SystemExit(0), "done")]
 )
-def test_an_exception_inside_leaves_a_record_and_goes_on_its_way(measure, error, status):
+def test_an_exception_inside_leaves_a_record_and_propagates(measure, error, status):
     with pytest.raises(type(error)) as caught, measure() as m:
         raise error
     assert caught.value is error
@@ -128,7 +128,7 @@ def test_a_coroutine_function_can_be_decorated(measure):
     assert m.windows["waiting"].total_s >= 0.018
 
 
-def test_a_measurement_that_nobody_closes_is_closed_when_the_program_ends(tmp_path):
+def test_a_measurement_that_no_one_closes_is_closed_when_the_program_ends(tmp_path):
     code = textwrap.dedent(
         """
         import sys, joulelab
@@ -152,7 +152,7 @@ def test_importing_the_package_is_light():
         joulelab.mesure  # noqa: B018
 
 
-def test_an_idle_baseline_asked_for_is_recorded_around_the_block(measure):
+def test_an_idle_baseline_requested_is_recorded_around_the_block(measure):
     with measure(energy={"idle_before_s": 0.5, "idle_after_s": 0.5, "gpus": "none"}) as m:
         pass
     assert m.record.stage("idle.before").outside_totals

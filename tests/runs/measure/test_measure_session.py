@@ -103,7 +103,7 @@ while time.process_time() < end: sum(range(500))
 """
 
 
-def test_a_signal_is_told_by_its_name_also_where_a_shell_stood_between(store):
+def test_a_signal_is_reported_by_its_name_also_where_a_shell_stood_between(store):
     killed = measure(store, "--", "sh", "-c", "kill -SEGV $$")
     assert killed.returncode == 139
     assert "failed: the program was killed by signal SIGSEGV (exit code 139)" in killed.stderr
@@ -192,7 +192,7 @@ def test_inherited_descriptors_and_scripts_without_a_first_line_work_as_in_a_she
     assert (done.returncode, done.stdout) == (0, "by descriptor"), done.stderr
 
 
-def test_processes_left_behind_are_said_and_not_touched(store):
+def test_processes_left_behind_are_reported_and_not_touched(store):
     done = measure(store, "--", "sh", "-c", "sleep 3 >/dev/null 2>&1 & echo $!")
     pid = int(done.stdout)
     assert done.stderr.count("processes of the program are still running: pid") == 1

@@ -46,7 +46,7 @@ def test_sigterm_reaches_the_program_and_leaves_a_truncated_record(store):
     assert record(store)["error"]["message"] == "ended by SIGTERM"
 
 
-def test_a_program_that_ends_well_when_told_to_end_is_still_truncated(store):
+def test_a_program_that_ends_well_when_asked_to_end_is_still_truncated(store):
     code = SLEEPER.replace("; time.sleep", "; import signal; signal.signal(15, lambda *_: os._exit(0)); time.sleep")
     measuring, _ = started(store, "--", sys.executable, "-c", code.replace("os, pathlib", "os, signal, pathlib"))
     time.sleep(0.2)
@@ -147,7 +147,7 @@ def test_a_program_reads_what_is_typed(store):
     assert terminal.end() == 0
 
 
-def test_ctrl_c_reaches_the_program_which_may_go_on(store):
+def test_ctrl_c_reaches_the_program_which_may_continue(store):
     program = textwrap.dedent(
         """
         import time
@@ -188,7 +188,7 @@ def test_a_program_in_a_pipeline_gets_the_terminal_when_it_reads(store):
     assert terminal.end() == 0
 
 
-def test_ctrl_z_stops_program_and_measure_together_and_fg_goes_on(store):
+def test_ctrl_z_stops_program_and_measure_together_and_fg_continues(store):
     """A shell with job control around `measure`: the job is shown as stopped, and `fg` brings the program back."""
     program = "print('ready', flush=True); print('Hello ' + input(), flush=True)"
     words = measure_words(store, "--", sys.executable, "-c", program)

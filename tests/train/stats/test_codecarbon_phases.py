@@ -56,14 +56,14 @@ def test_its_tasks_do_not_pile_up_in_memory(tmp_path):
     assert all(len(level._tracker._tasks) == 0 for level in stats._levels.values())
 
 
-def test_where_it_is_not_installed_the_command_is_told(monkeypatch):
+def test_where_it_is_not_installed_the_command_is_reported(monkeypatch):
     monkeypatch.setattr(tracker, "find_spec", lambda name: None)
     with pytest.raises(DependencyMissing) as refused:
         load_tracker("codecarbon")
     assert refused.value.hint == 'pip install "joulelab[codecarbon]"'
 
 
-def test_one_that_breaks_is_told_and_training_goes_on(monkeypatch):
+def test_one_that_breaks_is_reported_and_training_continues(monkeypatch):
     monkeypatch.setitem(sys.modules, "codecarbon", None)  # what Python does with a package that cannot be imported
     monkeypatch.setattr(tracker, "find_spec", lambda name: object())
     trainer = make_trainer(CodeCarbonStats(), max_steps=3)
@@ -77,7 +77,7 @@ def test_on_a_node_only_one_rank_runs_it(monkeypatch):
     assert trained(make_trainer(CodeCarbonStats(), max_steps=2)) == "codecarbon: measured by another rank of this node"
 
 
-def test_readings_of_a_counter_that_stands_still_are_told_for_what_they_are():
+def test_readings_of_a_counter_between_refreshes_are_reported_as_such():
     readings = PhaseReadings()
     for number in range(100):
         readings.add(0.005, 0.05 + (60.0 if number % 20 == 0 else 0.0), 60.0 if number % 20 == 0 else 0.0)
@@ -86,7 +86,7 @@ def test_readings_of_a_counter_that_stands_still_are_told_for_what_they_are():
     )
 
 
-def test_readings_that_are_a_constant_times_time_are_told_too():
+def test_readings_that_are_a_constant_times_time_are_reported_too():
     readings = PhaseReadings()
     for number in range(100):
         readings.add(0.005 + number * 1e-5, 42.5 * (0.005 + number * 1e-5), 0.0)

@@ -48,7 +48,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(tmp_path, monkeypatch):
         (MINE + "    def __init__(self, size):\n        pass\n", "Mine in .*requires constructor arguments"),
     ],
 )
-def test_a_file_with_a_mistake_is_told_where(tmp_path, text, words):
+def test_a_file_with_a_mistake_is_reported_where(tmp_path, text, words):
     with pytest.raises(ConfigError, match=words):
         load_tracker(written(tmp_path, text))
 

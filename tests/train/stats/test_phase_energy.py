@@ -73,7 +73,7 @@ def test_the_isolated_split_finds_what_each_phase_costs_and_closes_on_the_step(m
     assert [kind for kind, _ in meter.events] == ["isolated"]
 
 
-def test_powers_are_told_where_time_is_resolved(machine):
+def test_powers_are_reported_where_time_is_resolved(machine):
     found, text, _, _ = measured(machine)
     rows = found["isolated"]["phases"]
     assert rows["forward"]["power_w"] == pytest.approx(300, rel=0.02)
@@ -118,7 +118,7 @@ def test_ten_optimizer_steps_raise_that_phase_and_no_other(machine):
         assert after[phase] == pytest.approx(before[phase], rel=0.02)
 
 
-def test_time_shares_are_wrong_where_phases_draw_unlike_power_and_say_what_they_are(machine):
+def test_time_shares_are_wrong_where_phases_draw_unlike_power_and_state_what_they_are(machine):
     found, text, _, _ = measured(machine)
     shares = phases(found, "time-share")
     assert sum(shares.values()) == pytest.approx(found["direct"]["step"]["energy_j"])
@@ -173,7 +173,7 @@ def test_without_a_sensor_nothing_is_taken_apart_and_nothing_is_zero(machine):
     assert text == "energy per phase: missing. gpu: no NVIDIA GPU (buy one)"
 
 
-def test_without_a_meter_it_says_so():
+def test_a_missing_meter_is_reported():
     text = trained(make_trainer(EnergyStats(), max_steps=12))
     assert text == "energy per phase: missing. the training runs without a meter (train inside a run: `joulelab train`)"
 
@@ -243,7 +243,7 @@ def test_a_snapshot_forgets_what_the_optimizer_first_saw_meanwhile():
     assert not trainer.optimizer.state
 
 
-def test_a_loop_that_fails_is_told_and_training_goes_on(machine, monkeypatch):
+def test_a_loop_that_fails_is_reported_and_training_continues(machine, monkeypatch):
     def fail(self):
         self._trainer.forward(self._trainer.next_batch())
         raise torch.cuda.OutOfMemoryError("no room")

@@ -34,7 +34,7 @@ def test_all_trackers_at_once_leave_the_training_as_it_is(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"simple", "codecarbon", "torch-profiler"}
 
 
-def test_simple_tells_mean_and_quantiles_per_phase_and_writes_them_down(tmp_path):
+def test_simple_states_mean_and_quantiles_per_phase_and_writes_them_down(tmp_path):
     results = {}
     output_text = trained(make_trainer(SimpleStats()), folder=tmp_path, result=results.__setitem__)
     assert [row["phase"] for row in results["simple"]["phases"]] == [
@@ -51,7 +51,7 @@ def test_simple_tells_mean_and_quantiles_per_phase_and_writes_them_down(tmp_path
     assert output_text.splitlines()[-1].startswith(f"loss {float(losses[0]['loss']):.4f} at the first log line")
 
 
-def test_a_second_training_writes_beside_the_first(tmp_path):
+def test_a_second_training_writes_next_to_the_first(tmp_path):
     for _ in range(2):
         trained(make_trainer(SimpleStats(), max_steps=2), folder=tmp_path)
     assert {path.name for path in (tmp_path / "simple").glob("*.csv")} == {
@@ -161,7 +161,7 @@ def test_the_profiler_writes_a_trace_of_a_few_steps_and_is_gone(tmp_path):
     assert "aten::" in output_text
 
 
-def test_the_profiler_says_so_when_training_was_too_short():
+def test_the_profiler_reports_it_when_training_was_too_short():
     output_text = trained(make_trainer(TorchProfilerStats(), max_steps=3))
     assert output_text == "torch profiler: training ended within the 4 steps before recording"
 
