@@ -1,6 +1,9 @@
 """What `joulelab doctor` says of components, sensors that are there, and sensors that are not."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -9,7 +12,7 @@ from joulelab.cli.main import app
 from joulelab.errors import SensorMissing, UsageError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, SensorUnavailable
-from joulelab.runs.doctor import component_states, findings
+from joulelab.runs.doctor import commands, component_states, findings
 from joulelab.runs.sensor_discovery import DiscoveredSensors, demand_sensors, discover_sensors
 
 ESTIMATE = Device("estimate:cpu", "cpu_estimate", "EPYC", gain_error_rel=0.7, facts={"w_per_thread": 2.5})
@@ -33,11 +36,11 @@ def test_a_missing_component_has_its_reason_and_its_fix():
     assert (found.status, found.why, found.fix) == ("missing", "NVML does not answer", "install the driver")
 
 
-def test_a_cpu_without_a_sensor_can_be_estimated_on_request_only():
+def test_a_cpu_without_a_sensor_is_estimated():
     found = states(ESTIMATE, missing=[NO_RAPL])["cpu"]
     assert found.status == "estimated"
     assert "±70 %" in found.by
-    assert found.fix == "sudo chmod a+r; energy.estimate_cpu=true for the estimate"
+    assert found.fix == "sudo chmod a+r"
 
 
 def test_what_hides_the_cpu_hides_the_memory_too():
@@ -136,3 +139,29 @@ def test_requiring_a_measurement_where_there_is_none_is_exit_code_3(doctor, tmp_
 @pytest.mark.parametrize("words", [("--require", "everything"), ("--rapl-root", "/no/such/folder")])
 def test_what_cannot_be_asked_is_a_usage_error(doctor, words):
     assert isinstance(doctor(*words).exception, UsageError)
+
+
+def test_the_commands_are_printed_whole_and_work_as_typed(tmp_path, monkeypatch):
+    """Each line below `Commands`, as a shell takes it; fixes that need root are only parsed."""
+    monkeypatch.setenv("COLUMNS", "60")
+    done = CliRunner().invoke(app, ["doctor", "--runs-dir", str(tmp_path)])
+    lines = done.stdout.partition("\nCommands\n")[2].splitlines()
+    assert lines and lines[0].startswith("  joulelab measure -- ")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "joulelab").write_text(f'#!/bin/sh\nexec {sys.executable} -m joulelab "$@"\n')
+    (folder / "joulelab").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "JOULELAB_RUNS": str(tmp_path / "runs")}
+    for line in lines:
+        words = ["bash", "-c", line] if line.startswith("  joulelab measure") else ["bash", "-n", "-c", line]
+        typed = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert typed.returncode == 0, (line, typed.stderr)
+        assert words[1] == "-n" or "estimated; " in typed.stderr or "energy counter; " in typed.stderr
+
+
+def test_fixes_of_missing_sensors_are_among_the_commands():
+    fix = SensorUnavailable("cpu", "not readable", "x", (("sudo chmod a+r /sys/x", "until the next boot"),))
+    found = commands(DiscoveredSensors((ESTIMATE,), (fix,)))
+    assert [one.command for one in found][-1] == "sudo chmod a+r /sys/x"
+    measured = commands(DiscoveredSensors((H200,), ()))
+    assert "measured" in measured[0].purpose and "--scope" not in "".join(one.command for one in measured)

@@ -59,6 +59,8 @@ def doctor(
         print_answer(
             doctor_line(diagnosis), found if detail() == "verbose" else brief, more="sensors, machine and versions"
         )
+        if detail() != "quiet":
+            print_commands(diagnosis)
     if require == "measured":
         demand(diagnosis)
 
@@ -67,6 +69,13 @@ def doctor_line(diagnosis: Diagnosis) -> str:
     """`Energy on host: gpu measured, cpu estimated, dram missing`."""
     states = ", ".join(f"{component.component} {component.status}" for component in diagnosis.components)
     return f"Energy on {diagnosis.host}: {states}"
+
+
+def print_commands(diagnosis: Diagnosis) -> None:
+    """Not in a table and never wrapped, so that they can be copied; the shell ignores what follows `#`."""
+    print("\nCommands")
+    for one in diagnosis.commands:
+        print(f"  {one.command}  # {one.purpose}")
 
 
 def warnings_grid(diagnosis: Diagnosis) -> Grid:

@@ -178,6 +178,10 @@ class SamplingLoop:
     ) -> tuple[list[Device], list[SensorUnavailable]]:
         """Open these sensors and read them from now on; their devices, and why some cannot be opened."""
         opened, devices, missing = open_sensors(readers, fallback)
+        # on one grid, so that sensors of the same interval share a wake-up and a durable write
+        begin_ns = time.monotonic_ns()
+        for reader in opened:
+            reader.due_ns = begin_ns
         self.readers += opened
         return devices, missing
 

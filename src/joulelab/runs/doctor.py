@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -42,6 +44,13 @@ class Finding(Frozen):
     text: str
 
 
+class Command(Frozen):
+    """A shell command that works as it is printed."""
+
+    command: str
+    purpose: str
+
+
 class Diagnosis(Frozen):
     host: str
     made_at: str
@@ -53,6 +62,8 @@ class Diagnosis(Frozen):
     clock: CallCost | None
     recorder_cpu_share: float | None
     profile: MachineProfile | None = None
+    commands: tuple[Command, ...] = ()
+    """What to type next: a first measurement, and fixes of what is missing."""
 
     @property
     def measurable(self) -> bool:
@@ -75,7 +86,24 @@ def diagnose(config: EnergyConfig, store: Path, seconds: float = 3.0) -> Diagnos
         clock=clock_cost(),
         recorder_cpu_share=share,
         profile=load_profile(),
+        commands=commands(sensors),
     )
+
+
+def commands(sensors: DiscoveredSensors) -> tuple[Command, ...]:
+    """A measurement on this machine, then the fixes that the sensors suggest, and a calibration where there is none."""
+    python = "python3" if shutil.which("python3") else shlex.quote(sys.executable)
+    program = f'{python} -c "sum(range(10**8))"'
+    energy = "measured" if sensors.measured else "estimated"
+    found = [Command(command=f"joulelab measure -- {program}", purpose=f"a first program; its energy is {energy}")]
+    if not sensors.measured:
+        machine = f"joulelab measure --scope machine -- {program}"
+        found.append(Command(command=machine, purpose="the same with an estimate of the whole machine"))
+    for absent in sensors.missing:
+        found += [Command(command=command, purpose=purpose) for command, purpose in absent.commands]
+    if sensors.measured and load_profile() is None:
+        found.append(Command(command="joulelab doctor --calibrate", purpose="a profile of the sensors, once"))
+    return tuple(found)
 
 
 def demand(diagnosis: Diagnosis) -> None:
@@ -99,15 +127,8 @@ def _state(component: str, sensors: DiscoveredSensors) -> ComponentState:
     estimate = sensors.estimate
     if component == "cpu" and estimate is not None:
         watts = estimate.facts["w_per_thread"]
-        model = f"CPU time x {watts:.1f} W per thread, ±{100 * (estimate.gain_error_rel or 0):.0f} %, only on request"
-        opt_in = "energy.estimate_cpu=true for the estimate"
-        return ComponentState(
-            component=component,
-            status="estimated",
-            by=model,
-            why=why,
-            fix=f"{fix}; {opt_in}" if fix else opt_in,
-        )
+        model = f"CPU time x {watts:.1f} W per thread, ±{100 * (estimate.gain_error_rel or 0):.0f} %"
+        return ComponentState(component=component, status="estimated", by=model, why=why, fix=fix)
     return ComponentState(component=component, status="missing", by="-", why=why, fix=fix)
 
 

@@ -272,8 +272,8 @@ def wait_for_energy_reading(run: RunContext, live: LiveEnergy, config: TrainingC
         if time.monotonic() - start_s > timeout_s:
             raise ConfigError(
                 "an energy budget was set but no energy sensor works on this machine",
-                "run `joulelab doctor` to see why, or let estimates count (energy.estimate_cpu=true "
-                "training.budget_counts_estimates=true), or set the budget in tokens",
+                "run `joulelab doctor` to see why, or let estimates count "
+                "(training.budget_counts_estimates=true), or set the budget in tokens",
             )
         run.stop.check()
         time.sleep(0.1)

@@ -1,5 +1,6 @@
 """RAPL through a powercap tree made for the test."""
 
+import subprocess
 import time
 
 import pytest
@@ -77,6 +78,9 @@ def test_an_unreadable_counter_is_answered_with_the_fix(tree):
     assert "chmod a+r" in found.value.fix
     assert 'SUBSYSTEM=="powercap"' in found.value.fix
     assert "setcap cap_dac_read_search+ep" in found.value.fix
+    for command, _ in found.value.commands:
+        assert command in found.value.fix
+        subprocess.run(["bash", "-n", "-c", command], check=True)
 
 
 def test_an_unreadable_domain_that_is_only_shown_is_warned_about_once(tree):

@@ -32,6 +32,8 @@ class SensorUnavailable(Exception):
     component: str
     reason: str
     fix: str = ""
+    commands: tuple[tuple[str, str], ...] = ()
+    """Shell commands that fix it, to be typed as they are, and what each does."""
 
 
 @dataclass(frozen=True)

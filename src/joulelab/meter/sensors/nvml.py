@@ -571,9 +571,12 @@ def _remark(selection: Selection) -> str:
     return "; ".join(filter(None, [hidden, selection.remark]))
 
 
+_INSTALL = ("pip install nvidia-ml-py", (("pip install nvidia-ml-py", "install the binding of NVIDIA's library"),))
+
+
 def _binding() -> Any:
     try:
         import pynvml
     except ImportError:
-        raise SensorUnavailable("gpu", "the package nvidia-ml-py is missing", "pip install nvidia-ml-py") from None
+        raise SensorUnavailable("gpu", "the package nvidia-ml-py is missing", *_INSTALL) from None
     return pynvml

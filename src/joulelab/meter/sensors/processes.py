@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -66,6 +67,12 @@ class ProcessTree:
     def _is_left_out(self, process: psutil.Process) -> bool:
         """A recorder that has ended has no command line any more, but is known."""
         return self._without_recorders and (process in self.recorders or is_recorder(process))
+
+
+@cache
+def _tree_without_recorders(pid: int) -> ProcessTree:
+    """One per program: the sensors of a recorder share its walks, which take most of their time."""
+    return ProcessTree(pid, without_recorders=True)
 
 
 def is_recorder(process: psutil.Process) -> bool:
@@ -173,7 +180,7 @@ class BusyTime:
     """
 
     def __init__(self, pid: int, ended_recorders_s: float = 0.0) -> None:
-        self._tree = ProcessTree(pid, without_recorders=True)
+        self._tree = _tree_without_recorders(pid)
         self._recorders_s: dict[psutil.Process, float] = {}
         self._ended_recorders_s = ended_recorders_s
         self._departed_s = 0.0

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -121,19 +122,16 @@ class RaplSensor:
     def open(self) -> list[Device]:
         domains = find_domains(self._root)
         if not domains:
-            raise SensorUnavailable(
-                "cpu",
-                f"no RAPL domains under {self._root}",
-                "virtual machines rarely expose RAPL; on bare metal load the kernel module that fits "
-                "(sudo modprobe intel_rapl_msr, for Intel and AMD alike)",
-            )
+            commands = () if is_virtual_machine() else LOAD_MODULE
+            fix = _listed(commands) or "virtual machines rarely expose RAPL; measure CPU energy on bare metal"
+            raise SensorUnavailable("cpu", f"no RAPL domains under {self._root}", fix, commands)
         self._unread = [domain for domain in domains if not _readable(domain.folder / "energy_uj")]
         # without one of the packages the total would be too small; a core domain is only shown
         needed = [domain for domain in self._unread if domain.counted]
         if needed:
-            raise SensorUnavailable(
-                "cpu", f"{needed[0].folder / 'energy_uj'} is not readable for this user", readable_fix(self._root)
-            )
+            commands = readable_commands(self._root)
+            reason = f"{needed[0].folder / 'energy_uj'} is not readable for this user"
+            raise SensorUnavailable("cpu", reason, _listed(commands), commands)
         self._domains = [domain for domain in domains if domain not in self._unread]
         packages = sum(domain.kind == "package" and not domain.twin for domain in domains)
         gaps = [gap for domain in self._domains if (gap := domain.max_gap_s(packages)) is not None]
@@ -235,16 +233,32 @@ def _describe(domain: Domain, packages: int, shared: str | None) -> Device:
     )
 
 
-def readable_fix(root: Path) -> str:
+Commands = tuple[tuple[str, str], ...]
+LOAD_MODULE: Commands = (("sudo modprobe intel_rapl_msr", "load the kernel's RAPL module, for Intel and AMD"),)
+
+
+def readable_commands(root: Path) -> Commands:
     """Since 2020 only root may read RAPL (CVE-2020-8694: power reveals keys); ways to allow it deliberately."""
-    python = Path(sys.executable).resolve()
+    rule = 'SUBSYSTEM=="powercap", KERNEL=="*rapl*:*", RUN+="/bin/chmod a+r /sys%p/energy_uj"'
+    python = shlex.quote(str(Path(sys.executable).resolve()))
     return (
-        f"until the next boot: sudo chmod a+r {root}/*/energy_uj; for good, as root, write "
-        'SUBSYSTEM=="powercap", KERNEL=="*rapl*:*", RUN+="/bin/chmod a+r /sys%p/energy_uj" '
-        "into /etc/udev/rules.d/70-rapl.rules and run "
-        "`udevadm control --reload && udevadm trigger -c add -s powercap`; "
-        f"or for this Python only, for every user who runs it: sudo setcap cap_dac_read_search+ep {python}"
+        (f"sudo chmod a+r {shlex.quote(str(root))}/*/energy_uj", "let every user read RAPL until the next boot"),
+        (
+            f"echo '{rule}' | sudo tee /etc/udev/rules.d/70-rapl.rules && sudo udevadm control --reload && "
+            "sudo udevadm trigger -c add -s powercap",
+            "let every user read RAPL for good",
+        ),
+        (f"sudo setcap cap_dac_read_search+ep {python}", "let this Python read it, for every user who runs it"),
     )
+
+
+def _listed(commands: Commands) -> str:
+    return "; or ".join(f"{purpose}: {command}" for command, purpose in commands)
+
+
+def is_virtual_machine() -> bool:
+    """The CPU reports a hypervisor."""
+    return " hypervisor" in (_text(Path("/proc/cpuinfo")) or "")
 
 
 def _text(path: Path) -> str | None:
