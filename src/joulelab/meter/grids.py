@@ -198,5 +198,5 @@ def co2e_text(found: Co2e, lower_bound: bool) -> str:
 
 
 def cost_text(found: Cost, lower_bound: bool) -> str:
-    """`0.0012 to 0.0049 EUR`; `price units` where the user named no currency."""
-    return plain_range_text(found.low, found.high, found.currency or "price units", lower_bound)
+    """`0.0012 to 0.0049 EUR`; `cost 0.0012 to 0.0049` if the user named no currency."""
+    return ("" if found.currency else "cost ") + plain_range_text(found.low, found.high, found.currency, lower_bound)
