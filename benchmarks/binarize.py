@@ -1,15 +1,15 @@
-"""How much faster is `joulelab prepare binarize` than tokenizing one line at a time?
+"""Speed of `joulelab prepare binarize` compared with tokenizing one line at a time.
 
-Four ways over the same documents, in turns, several rounds:
+Four methods on the same documents, interleaved in several rounds:
 
     old script       a tokenizer in Python, one line per call (what `BertTokenizer` was when the script was written)
-    one line         the fast tokenizer (Rust) of today, one line per call: the old script with today's library
+    one line         the fast tokenizer (Rust), one line per call: the old script with the current library
     batches          the fast tokenizer, a thousand lines per call, threads of its own
     ours             batches, every distinct word tokenized once, processes, and the store written to disk
 
-The slow ways get a slice of the corpus in each round, ours gets all of it, start of the processes included; compared
-are tokens per second. On a machine with neighbors wall time says little, so CPU time per token, children included,
-stands beside it: it is also what the joules follow. All four must give the same ids.
+The slow methods get a slice of the corpus in each round, ours gets all of it, including the start of its processes;
+tokens per second are compared. On a shared machine wall time is unreliable, so CPU time per token, including child
+processes, is printed as well. All four must give the same ids.
 
     python benchmarks/binarize.py
     python benchmarks/binarize.py --documents 5000 --rounds 2 --workers 1
@@ -78,7 +78,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--source", default="sample:reviews")
     parser.add_argument("--tokenizer", default="sample:minilm")
     parser.add_argument("--documents", type=int, default=0, help="0: all")
-    parser.add_argument("--slice", type=int, default=300, help="documents for the slow ways, in each round")
+    parser.add_argument("--slice", type=int, default=300, help="documents per round for the slow methods")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     return parser.parse_args()
@@ -93,8 +93,8 @@ def read_texts(source: str, documents: int) -> list[str]:
 
 
 def load(name: str) -> tuple[Any, Any]:
-    """The fast tokenizer, and the one in Python where transformers still has it."""
-    # Here and not above: a worker process runs the top of this file, and torch would take it seconds.
+    """The fast tokenizer, and the Python one if transformers has it."""
+    # Imported here: worker processes run the top of this file, and importing torch takes seconds.
     from joulelab.zoo.pretrained import load_tokenizer
 
     tokenizer = load_tokenizer(name)
@@ -145,7 +145,7 @@ def measure(rates: dict[str, list[Rate]], name: str, work: Callable[[], list[lis
 def binarize_all(
     rates: dict[str, list[Rate]], tokenizer: Any, options: argparse.Namespace, texts: list[str], some: list[str]
 ) -> list[list[int]]:
-    """Times all of the corpus; gives back the ids of the slice."""
+    """Times the whole corpus; returns the ids of the slice."""
     from joulelab.data.tokenize import binarize, describe
 
     facts = describe(tokenizer, options.tokenizer)

@@ -1,16 +1,16 @@
-"""How fast, and at how many joules a token, does a student in the shape of Llama-3.2-1B learn: from tokens, from a
-teacher's cached distributions, and from a live teacher in the shape of Llama-3.1-8B?
+"""Training speed and energy per token of a student in the shape of Llama-3.2-1B: on tokens, on a teacher's cached
+distributions, and with a live teacher in the shape of Llama-3.1-8B.
 
-All weights are random and all rows are full (8 x 1024), so every position is a token. Three ways in one run, each a
+All weights are random and all rows are full (8 x 1024), so every position is a token. Three methods in one run, each a
 warm-up and then an undisturbed window between two synchronizations:
 
     sft        cross-entropy of the tokens
-    kd-cache   the same and the forward KL to what the teacher said once (rs50); its own pass is measured apart
-    kd-live    the same, the teacher asked in every step
+    kd-cache   the same and the forward KL to cached teacher outputs (rs50); the teacher's pass is measured separately
+    kd-live    the same with the teacher's forward pass in every step
 
 A token of the 1B student is about 7.4 GFLOP (three times two for each of 1.24 billion parameters), so at the 790
 TFLOP/s that bf16 products reach on an H200 the floor is near 107 k tokens/s; one of the live teacher adds 16 GFLOP.
-The chunked loss and its gradient are set against plain cross-entropy first.
+The chunked loss and its gradient are first compared with plain cross-entropy.
 
     python benchmarks/causal_step.py --compile default --seconds 15
     python benchmarks/causal_step.py --tiny --compile off --teacher-compile off --seconds 1
@@ -70,7 +70,7 @@ TINY = Size(SHAPES["nano"], SHAPES["nano"], 512, rows=16, row_length=64, batch_s
 
 
 def make_model(shape: Shape, words: int, device: torch.device, dtype: torch.dtype, seed: int = 0) -> nn.Module:
-    """Drawn on the device, where it takes no time."""
+    """Initialized on the device, which is fast."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -89,14 +89,14 @@ def make_rows(size: Size) -> PackedRows:
 
 
 class Stand:
-    """Everything the ways share; the teacher is there only while it speaks."""
+    """What all methods share; the teacher is loaded only while its outputs are computed."""
 
     def __init__(self, size: Size, options: argparse.Namespace, place: Path, device: torch.device) -> None:
         self.size, self.options, self.place, self.device = size, options, place, device
         self.rows = make_rows(size)
         self.half = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.adjacent: list[TokenSpeed] = []
-        """What others did for a way: the teacher's pass over the rows."""
+        """Work that a method depends on: the teacher's pass over the rows."""
 
     def teacher(self) -> LiveTeacher:
         model = make_model(self.size.teacher, self.size.words, self.device, self.half, seed=1)
@@ -111,7 +111,7 @@ class Stand:
         print(self.adjacent[-1], flush=True)
 
     def cache(self) -> LogitCache:
-        """What the teacher says about all rows."""
+        """The teacher's outputs for all rows."""
         teacher, folder = self.teacher(), self.place / "cache"
         manifest = teacher.manifest("rs50", 1.0, name="random 8B", weights="random", tokenizer="random words")
         some = [self.rows.documents.document(number) for number in range(self.size.batch_size)]
@@ -191,7 +191,7 @@ def main() -> None:
         help="the same for the teacher's forward pass",
     )
     parser.add_argument("--precision", default="bf16", choices=get_args(Precision))
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each undisturbed window")
+    parser.add_argument("--seconds", type=float, default=15.0, help="seconds of each undisturbed window")
     parser.add_argument("--ways", default=",".join(WAYS), help="by commas")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script on a CPU")
     options = parser.parse_args()
@@ -215,9 +215,9 @@ def main() -> None:
                     free()
                 found.append(measure(stand, way, cache))
                 print(found[-1], flush=True)
-            except KeyboardInterrupt:  # what was measured so far still gets its joules
+            except KeyboardInterrupt:  # report the energy of what was measured so far
                 break
-            except Exception:  # one way that fails leaves the others their figures
+            except Exception:  # a failing method does not affect the others
                 print(f"{way}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
             free()
         found += stand.adjacent

@@ -1,7 +1,7 @@
 """Speed and energy per token of distilling BERT-base into DistilBERT, compared with the original implementation.
 
 Both models have random weights; rows are full (128 tokens), so every position is a token. Responses at all tokens,
-masks and hidden states (alpha_ce 5, alpha_mlm 2, alpha_cos 1). Four ways in one run, each a warm-up and then an
+masks and hidden states (alpha_ce 5, alpha_mlm 2, alpha_cos 1). Four methods in one run, each a warm-up and then an
 undisturbed window between two synchronizations:
 
     old            batches of 5, fp32, eager, all logits in memory, a step every 50 batches
@@ -83,7 +83,7 @@ class MaterialisedObjective:
 
 
 def make_models(tiny: bool, device: torch.device) -> tuple[nn.Module, nn.Module]:
-    """(student, teacher); drawn on the device, where it takes no time."""
+    """(student, teacher); initialized on the device, which is fast."""
     torch.manual_seed(0)
     bert = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 128}
     distil = {"dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128}
@@ -94,7 +94,7 @@ def make_models(tiny: bool, device: torch.device) -> tuple[nn.Module, nn.Module]
 
 
 def make_batches(folder: Path, batch_size: int) -> tuple[LmBatches, Scales]:
-    """Full rows of random words through the pipeline's own masking: what the host has to do is in the window."""
+    """Full rows of random tokens through the pipeline's masking: the host's work is part of the window."""
     random = np.random.default_rng(0)
     rows = (random.integers(1000, 30522, size=TOKENS) for _ in range(max(4096, 4 * batch_size)))
     store = write_store(folder, rows, vocab_size=30522, specials=SPECIALS, tokenizer="random words")
@@ -200,8 +200,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256, help="rows of 128 tokens")
     parser.add_argument("--chunk", type=int, default=8192, help="positions whose logits exist at a time")
     parser.add_argument("--compile", default="default", choices=get_args(CompileMode))
-    parser.add_argument("--precision", default="bf16", choices=get_args(Precision), help="of all ways but the old one")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each undisturbed window")
+    parser.add_argument("--precision", default="bf16", choices=get_args(Precision), help="of all methods except `old`")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each undisturbed window")
     parser.add_argument("--ways", default="old,materialized,one-graph,chunked", help="by commas")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script on a CPU")
     options = parser.parse_args()
@@ -217,9 +217,9 @@ def main() -> None:
             try:
                 found.append(measure(way, place / way.name, options.tiny, options.seconds, device))
                 print(found[-1], flush=True)
-            except KeyboardInterrupt:  # what was measured so far still gets its joules
+            except KeyboardInterrupt:  # report the energy of what was measured so far
                 break
-            except Exception:  # one way that fails leaves the others their figures
+            except Exception:  # a failing method does not affect the others
                 print(f"{way.name}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
             free()
         meter.stop()

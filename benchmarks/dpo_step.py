@@ -1,14 +1,16 @@
-"""How many pairs a second, and at how many joules, does a Llama-1B-shaped student learn preferences?
+"""Speed and energy per pair of preference training for a student in the shape of Llama-1B.
 
-Random weights, random tokens; every pair is a prompt of 256 tokens and two answers of 256. Three ways in one run, each
-a warm-up and then an undisturbed window between two synchronizations, all through the one training loop:
+Random weights, random tokens; every pair is a prompt of 256 tokens and two answers of 256. Three methods in one run,
+each a warm-up and then an undisturbed window between two synchronizations, all through the one training loop:
 
-    live     a row for each answer, all logits in memory, and the reference computed live in every step: the plain way
+    live     a row for each answer, all logits in memory, and the reference computed live in every step: the plain
+             implementation
     cached   the same rows and logits, the reference's figures given
     ours     joulelab's objective: figures given, the prompt computed once, the vocabulary in chunks
 
-What a pair costs `ours` and `cached` has the reference's pass in it, as if every pair were trained on once; it is
-measured apart and told apart. First of all, loss and gradient of `ours` are set against the plain ones on one batch.
+The cost per pair of `ours` and `cached` includes the reference's pass, as if every pair were trained on once; it is
+also measured and printed separately. Before that, loss and gradient of `ours` are compared with the plain ones on one
+batch.
 
 Per pair, in token passes: live 4 x 1024 (forward, backward as two, reference); cached 3 x 1024; ours 3 x 768, and one
 forward pass over 768 tokens for the reference.
@@ -167,7 +169,7 @@ class RandomPairs:
 
 
 def plain_logs(model: nn.Module, batch: TensorBatch) -> torch.Tensor:
-    """[pairs, 2] from all logits at once: what one writes first."""
+    """[pairs, 2] from all logits at once: the plain implementation."""
     logits = model(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1]
     targets = batch["input_ids"][:, 1:]
     logs = torch.log_softmax(logits.float(), -1).gather(-1, targets[..., None]).squeeze(-1)
@@ -198,7 +200,7 @@ class PlainObjective:
 
 
 def make_model(shape: Shape, device: torch.device) -> nn.Module:
-    """Drawn on the device, where it takes no time."""
+    """Initialized on the device, which is fast."""
     torch.manual_seed(0)
     positions = shape.prompt + 2 * shape.answer + 64
     config = transformers.LlamaConfig(tie_word_embeddings=True, max_position_embeddings=positions, **shape.model)
@@ -345,7 +347,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--chunk", type=int, default=4096, help="answer tokens whose logits are projected at a time")
     parser.add_argument("--compile", default="default", choices=get_args(CompileMode))
     parser.add_argument("--precision", default="bf16", choices=get_args(Precision))
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each undisturbed window")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each undisturbed window")
     parser.add_argument("--ways", default="live,cached,ours", help="by commas")
     parser.add_argument("--tiny", action="store_true", help="a small model and vocabulary, to try the script on a CPU")
     return parser.parse_args()
@@ -368,9 +370,9 @@ def main() -> None:
             try:
                 found.append(measure(way, shape, place / way.name, options.seconds, device))
                 print(output_text(found[-1]), flush=True)
-            except KeyboardInterrupt:  # what was measured so far still gets its joules
+            except KeyboardInterrupt:  # report the energy of what was measured so far
                 break
-            except Exception:  # one way that fails leaves the others their figures
+            except Exception:  # a failing method does not affect the others
                 print(f"{way.name}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
             free()
         meter.stop()

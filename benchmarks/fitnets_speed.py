@@ -1,11 +1,11 @@
-"""What do the cache, bf16 and the compiler save in feature distillation, samples per second and joules per sample?
+"""Samples per second and energy per sample of feature distillation: effect of the cache, bf16 and the compiler.
 
-BERT-base teaches a DistilBERT-shaped student (random weights, random tokens, 256 a sample; responses and features of
-the penultimate layers), in one run on one GPU:
+BERT-base is distilled into a DistilBERT-shaped student (random weights, random tokens, 256 a sample; responses and
+features of the penultimate layers), in one run on one GPU:
 
     a  the loop of the old script: fp32, a live teacher in every step, plain AdamW, batches of 32; and the same with
-       batches as large as ours, so that what the batch does is not credited to the rest
-    b  ours with a cached teacher: bf16, compiled; the cache's making is timed too and shared over 3 epochs
+       our batch size, to separate its effect
+    b  ours with a cached teacher: bf16, compiled; building the cache is timed too and divided over 3 epochs
     c  ours with a live teacher: bf16, compiled
 
 Each is warmed up, then runs an undisturbed window between two synchronizations; joules come from the meter's trace.
@@ -280,7 +280,7 @@ def measured(options: Any, device: torch.device) -> list[Measured]:
 
 def arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each undisturbed window")
+    parser.add_argument("--seconds", type=float, default=15.0, help="seconds of each undisturbed window")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=256, help="of our loops")
     parser.add_argument("--old-batch-size", type=int, default=32, help="of the old script's, whose default this is")

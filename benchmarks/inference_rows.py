@@ -1,9 +1,9 @@
-"""How long does an inference of our encoders take, at how many joules, and what does a cheaper norm save?
+"""Latency and energy per inference of our encoders, and the effect of a cheaper norm.
 
-Batch 1, weights in bf16, three ways to run the same model: eager; `torch.compile(mode="reduce-overhead")`; and
+Batch 1, weights in bf16, three modes of the same model: eager; `torch.compile(mode="reduce-overhead")`; and
 `fastest`, which folds the norms' scales into the matrices, computes of the last block only the token that the head
 reads, tries attention kernels (and, with --tune, matrix kernels) on three layers, and runs the quickest, compiled, from
-one CUDA graph. The ways take turns; latency and joules come from the same windows; idle before and after. Then
+one CUDA graph. The modes take turns; latency and joules come from the same windows; idle before and after. Then
 pre-RMSNorm against pre-LN at several batch sizes, in turns, as a ratio with its interval.
 
     python benchmarks/inference_rows.py --part goal --out rows.jsonl    # DeiT-B and BERT-B-128, two minutes on an H200
@@ -11,7 +11,7 @@ pre-RMSNorm against pre-LN at several batch sizes, in turns, as a ratio with its
     python benchmarks/inference_rows.py --part norms --out rows.jsonl   # three minutes
     python benchmarks/inference_rows.py --tiny                          # small models on a CPU, a minute
 
-Every row is appended to --out as soon as it is known, so a run that is cut off keeps its rows.
+Every row is appended to --out as soon as it is known, so an interrupted run keeps its rows.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ OTHERS = (Row("deit-t"), Row("deit-s"), Row("bert-b", 384), Row("bert-l", 320))
 
 
 class Lab:
-    """One session of measuring: the meter, what is to be written, and what is still waiting for its joules."""
+    """One measurement session: the meter, the output file, and rows whose energy is not read yet."""
 
     def __init__(self, meter: Meter, options: argparse.Namespace) -> None:
         self.meter = meter
@@ -96,7 +96,7 @@ class Lab:
             file.write(json.dumps(line) + "\n")
 
     def rest(self, seconds: float) -> None:
-        """An idle baseline with the program loaded and the card left alone."""
+        """An idle baseline with the program loaded and the GPU idle."""
         begin_ns = time.monotonic_ns()
         time.sleep(seconds)
         self.idle_windows.append((begin_ns, time.monotonic_ns()))
@@ -120,7 +120,7 @@ class Lab:
         )
 
     def report_later(self, until_ns: int, tell: Callable[[Any], dict[str, Any]]) -> None:
-        """Joules are in the trace two seconds later; meanwhile the next row can be made ready."""
+        """Energy is in the trace two seconds later; meanwhile the next row is prepared."""
         self.pending.append((until_ns, tell))
 
     def settle(self) -> None:
@@ -156,7 +156,7 @@ def ready_inputs(shape: EncoderShape, batch: int, tokens: int, options: argparse
 def measure_row(lab: Lab, row: Row, tune: bool) -> None:
     options = lab.options
     shape = shape_of(row, options)
-    with DEVICE:  # large models are drawn on a GPU in no time
+    with DEVICE:  # large models are initialized faster on a GPU
         plain = build(shape)
     flops = forward_flops(shape, row.tokens)
     trimmed, ready = on_device(fold_for_inference(plain), options), on_device(plain, options)
@@ -177,7 +177,7 @@ def measure_ways(
         try:
             recipe = RECIPES[way] if way != FASTEST else fastest_recipe(lab, shape.kind, trimmed, inputs, tune)
             calls[way] = prepare_call(trimmed if way == FASTEST else ready, inputs, recipe, options.dtype, DEVICE)
-        except Exception:  # one way that fails must not take the others with it
+        except Exception:  # a failing mode must not affect the others
             lab.say(f"{row.name} {way} failed:\n{traceback.format_exc(limit=4)}")
             lab.write({"row": row.name, "way": way, "failed": traceback.format_exc(limit=4)})
             continue
@@ -196,7 +196,7 @@ def measure_ways(
 
 
 def fastest_recipe(lab: Lab, family: str, model: Encoder, inputs: tuple[Any, ...], tune: bool) -> Recipe:
-    """Tried on the goal's models; the others of a family take what was best there."""
+    """Tried on the goal's models; other models of a family use the best recipe found there."""
     if tune or family not in lab.recipes:
         chosen, _ = autotune(
             model, inputs, lab.options.dtype, DEVICE, lambda tried: lab.say(f"    3 layers: {tried}"), lab.options.tune
@@ -214,7 +214,7 @@ def teller(
     def tell(read: Reader) -> dict[str, Any]:
         energy, why_not = energy_per_item(turns, read)
         idle = lab.idle(read)
-        if energy is not None and idle is not None and not energy.estimated:  # an estimate knows nothing about idle
+        if energy is not None and idle is not None and not energy.estimated:  # an estimate has no idle power
             energy = energy.above(idle)
         peak = peak_flops(torch.cuda.get_device_name(), peak_precision(lab.options.dtype)) if GPU else None
         line = {
@@ -297,7 +297,7 @@ def forward_flops(shape: EncoderShape, tokens: int) -> float:
 
 
 def compare_norms(lab: Lab, batch: int, recipe: Recipe, title: str) -> None:
-    """Pre-RMSNorm over pre-LN, in turns: below 1 is what the cheaper norm saves."""
+    """Pre-RMSNorm over pre-LN, interleaved: a ratio below 1 is a saving."""
     options = lab.options
     shape = small(SHAPES["deit-b"]) if options.tiny else SHAPES["deit-b"]
     inputs = ready_inputs(shape, batch, 0, options)
@@ -350,7 +350,7 @@ def interval_text(interval: Interval) -> str:
     return f"{interval.value:.4f} [{interval.low:.4f}, {interval.high:.4f}]"
 
 
-# 3. the story
+# 3. command line
 
 
 def read_options() -> argparse.Namespace:
@@ -367,7 +367,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--norm-compiled", default="1,64", help="batch sizes to compare compiled as well; empty: none")
     parser.add_argument("--norm-rounds", type=int, default=4)
     parser.add_argument("--norm-seconds", type=float, default=1.0)
-    parser.add_argument("--tiny", action="store_true", help="small models and short rounds: does it work here?")
+    parser.add_argument("--tiny", action="store_true", help="small models and short rounds, for a quick test")
     parser.add_argument("--out", type=Path, default=Path("inference_rows.jsonl"))
     options = parser.parse_args()
     if options.tiny:

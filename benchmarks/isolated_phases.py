@@ -1,13 +1,13 @@
-"""Is the energy of a phase, as the tracker `energy` isolates it, the energy of that phase? Three questions.
+"""Accuracy of the energy per phase that the tracker `energy` isolates. Three checks.
 
-1. Models of the zoo: does the isolated step agree with the energy per step of the undisturbed training after it?
-2. A made-up step of two kernels, a matrix product as the forward pass and a memory copy as the backward pass, whose
-   energies are first measured alone, each for seconds: is the step split into them within 5 %?
-3. A step whose optimizer is run ten times: does that phase rise, and no other?
+1. Models of the zoo: isolated step against the energy per step of the undisturbed training after it.
+2. A synthetic step of two kernels, a matrix product as the forward pass and a memory copy as the backward pass, whose
+   energies are first measured alone, each for seconds: the split must be right within 5 %.
+3. A step whose optimizer runs ten times: only that phase may increase.
 
     python benchmarks/isolated_phases.py --models bert resnet50
 
-Needs a GPU with NVML to say anything; runs without the run folder.
+Needs a GPU with NVML; creates no run folder.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KERNELS_WITHIN = 0.05
 
 
 def train_measured(trainer: Trainer[Any], meter: Meter, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Warm up, take the step apart, train on undisturbed: what `energy` found, and its text."""
+    """Warm up, isolate the phases, train undisturbed: the result of `energy`, and its text."""
     wait, found = device_synchronizer(DEVICE), dict[str, Any]()
     with float32_matmul_precision(trainer.config.precision):
         step_s = seconds_of(trainer.step, wait)
@@ -113,7 +113,7 @@ def brief(found: dict[str, Any], way: str) -> dict[str, Any]:
 
 
 class TwoKernels(Trainer[Batch]):
-    """The forward pass multiplies, the backward pass copies, the optimizer rests."""
+    """The forward pass multiplies, the backward pass copies, the optimizer does nothing."""
 
     def set_up(self) -> torch.optim.Optimizer:
         self.last_of_step = True
@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=0, help="0: the size's own")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--precision", default="bf16", choices=["fp32", "tf32", "bf16", "fp16"])
-    parser.add_argument("--warmup-s", type=float, default=15.0, help="of training before a step is taken apart")
+    parser.add_argument("--warmup-s", type=float, default=15.0, help="seconds of training before phases are isolated")
     parser.add_argument("--undisturbed-s", type=float, default=20.0, help="of training after it")
     parser.add_argument("--solo-s", type=float, default=5.0, help="of each window of a kernel alone")
     parser.add_argument("--rounds", type=int, default=4, help="of the loops")

@@ -1,11 +1,11 @@
-"""What does a teacher's distribution cost to keep, to write, to read and to learn from, codec beside codec?
+"""Size and speed of logit cache codecs: writing, reading and training from a teacher's distributions.
 
-Logits are drawn so that words fall off as in a language (Zipf) and a position has a few likely ones; `--teacher NAME`
-takes a real model's instead, over film reviews. Every codec goes all the way: picked on the device, packed, written to
-a folder, read back by key, decoded on the device, and compared with a student in chunks, forward and backward.
+Logits are synthetic: token frequencies follow Zipf's law, and each position has a few likely tokens; `--teacher NAME`
+uses a real model on film reviews instead. Every codec is run end to end: selected on the device, packed, written to a
+folder, read back by key, decoded on the device, and compared with a student in chunks, forward and backward.
 
     apart     relative distance of the gradient by the logits from the exact one, as a root mean square over positions
-    biased    the same for the mean gradient over repeated draws, at most; 0 where it is right on average
+    biased    upper bound of the same for the mean gradient over repeated draws; 0 if it is unbiased
 
 The harness that this replaces kept 1,608 bytes a token (the 100 likeliest).
 
@@ -43,7 +43,7 @@ from joulelab.distill.logit_cache.target_encoding import (
 CODECS = "rs50,hybrid32,topk50-renorm,topk50-ghost,topk50-gold,topk100-ghost,hidden"
 EARLIER_BYTES_PER_TOKEN = 1608
 ROW = 256
-"""Tokens of a piece."""
+"""Tokens per document."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def mean_gradient(manifest: CacheManifest, teacher_MV: Tensor, own_V: Tensor, sp
 
 
 def timed(function: Callable[[], Any], device: torch.device, repeats: int) -> tuple[float, Any]:
-    """The quickest of several, after one that does not count."""
+    """The fastest of several, after a warm-up."""
     found = function()
     best = float("inf")
     for _ in range(repeats):

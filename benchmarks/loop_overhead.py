@@ -1,14 +1,14 @@
-"""How much slower is a training loop with step and phase windows on?
+"""Overhead of step and phase windows in a training loop.
 
 One trainer runs in three arms: without windows, without them again, and with them. The arms take turns in blocks of a
-step or a few, in an order drawn anew each round, so drift and neighbors meet all three alike. It is the same trainer
-throughout: two would keep their optimizer states in different places of memory, a difference between them that no
-number of rounds averages out. The recorder runs all the time.
+step or a few, in a random order per round, so that drift and other processes affect all three alike. It is the same
+trainer throughout: two trainers would have their optimizer states at different addresses, a difference that no number
+of rounds averages out. The recorder runs all the time.
 
 The result is the ratio of block times, with windows over without, and its 95 % interval. On a shared machine single
-blocks are thrown far off, so the fifth of the rounds at either end is trimmed (Yuen's interval on the logarithms). The
-loop against itself stands beside it, from the same rounds: where its interval does not hold 1, or is wide, the machine
-cannot tell. The CPU time of the blocks has a ratio too: waiting is not in it, neighbors are in it less.
+blocks are outliers, so a fifth of the rounds is trimmed at either end (Yuen's interval on the logarithms). The loop
+against itself, from the same rounds, is the control: if its interval is wide or excludes 1, the machine is too noisy. A
+ratio of CPU times is printed too, which excludes waiting.
 
     python benchmarks/loop_overhead.py --device cuda --blocks 300 --steps 20 --width 1024
     python benchmarks/loop_overhead.py --device cpu --pin --blocks 2000 --width 64
@@ -79,7 +79,7 @@ class Reconstruct:
 
 
 class SwitchedLoop:
-    """One trainer whose windows are put on and off between its steps."""
+    """One trainer whose windows are switched on and off between its steps."""
 
     def __init__(self, width: int, device: torch.device, meter: Meter) -> None:
         quiet = nullcontext()
@@ -135,7 +135,7 @@ class Ratios:
 
 
 def trimmed_ratio(logs: Sequence[float], share: float = 0.2) -> Interval:
-    """Trimmed mean with Yuen's 95 % interval: winsorised variance, Student's t over what is left."""
+    """Trimmed mean with Yuen's 95 % interval: winsorized variance, Student's t over what is left."""
     ordered = sorted(logs)
     cut = int(share * len(ordered))
     kept = ordered[cut : len(ordered) - cut]

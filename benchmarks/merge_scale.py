@@ -1,4 +1,4 @@
-"""What a run on very many nodes costs afterwards: the merge of its traces, and its size in the store.
+"""Cost of a run on many nodes after it ended: merging its traces, and its size in the store.
 
     python benchmarks/merge_scale.py --nodes 1000 --minutes 10
 

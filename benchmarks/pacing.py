@@ -1,5 +1,5 @@
-"""How a benchmark's loop keeps in step with the device: settled first, then as far ahead as a training loop is; and
-what is told of the window in which it ran undisturbed."""
+"""Loops of the benchmarks: warm-up, then an undisturbed window with the host as far ahead of the device as in training;
+and the results of that window."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def undisturbed(trainer: SimpleTrainer[Any], device: torch.device, seconds: floa
 
 @dataclass(frozen=True)
 class TokenSpeed:
-    """One way to do the same work, by tokens."""
+    """One method, per token."""
 
     way: str
     about: str
@@ -125,7 +125,7 @@ def forget_peak() -> None:
 
 
 def free() -> None:
-    """What one way leaves behind does not burden the next."""
+    """Free the memory of one method before the next."""
     gc.collect()
     torch.cuda.empty_cache()
     if "torch._inductor" in sys.modules:  # where nothing was compiled, resetting would import the compiler for seconds

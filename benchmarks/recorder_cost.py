@@ -1,4 +1,4 @@
-"""How much of a core does the recorder take at its defaults?
+"""CPU use of the recorder at default settings.
 
 python benchmarks/recorder_cost.py --seconds 60
 """

@@ -1,4 +1,4 @@
-"""How long does a report take over a day of eight GPUs read ten times a second, and how much memory?
+"""Time and memory of a report over a day of eight GPUs sampled ten times a second.
 
 The trace is simulated and written as Parquet, as a closed run leaves it; one reading in it is a peak that lasts a
 tenth of a second. The report is written in a separate process, timed from start to exit.

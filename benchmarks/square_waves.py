@@ -1,10 +1,10 @@
-"""Are the recorded joules right under loads that fool a poller?
+"""Accuracy of recorded energy under loads that mislead polling.
 
-Square waves of power run on the GPU while our recorder watches. Before and after each wave the energy counter is read
-directly, at the very moment it ticks, so the truth of the window between the two ticks is known to the millijoule. The
-recorded trace must give the same joules for that window, within its stated interval; 1 s and 5 s polling of power are
-shown for contrast. The counter is also read at its ticks about once a second during the load, so that windows of about
-1 s are compared one by one, and 0.1 s windows as the sum of all that tile the load.
+Square waves of power run on the GPU while our recorder samples it. Before and after each wave the energy counter is
+read directly when it changes, so the true energy between the two readings is known to the millijoule. The recorded
+trace must give the same joules for that window, within its stated interval; 1 s and 5 s polling of power are shown for
+contrast. The counter is also read at its ticks about once a second during the load, so that windows of about 1 s are
+compared one by one, and 0.1 s windows as the sum of all that tile the load.
 
     python benchmarks/square_waves.py --seconds 20 --repeats 3 --keep traces/
 """

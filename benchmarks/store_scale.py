@@ -1,4 +1,4 @@
-"""How long a store of many runs takes: the first index, the list after it, a query, one new run, a killed writer.
+"""Speed of a store with many runs: first index, listing, a query, one new run, a killed writer.
 
     python benchmarks/store_scale.py --runs 10000
 

@@ -1,12 +1,13 @@
-"""What does each tracker of the loop cost in time?
+"""Time overhead of each tracker of the training loop.
 
 One trainer, one model; short blocks of steps with one tracker after the other, in a new random order every round, each
 compared with the mean of the two `no-op` blocks of its round. The ratio of times per step with its 95 % interval, the
-fifth of the rounds at either end trimmed (Yuen's interval on the logarithms). How far the two `no-op` are from one
-another is what this machine can resolve. The meter's recorder and its marks run throughout, as they do in a run.
+fifth of the rounds at either end trimmed (Yuen's interval on the logarithms). The difference of the two `no-op` blocks
+is the resolution of this machine. The meter's recorder and its marks run throughout, as they do in a run.
 
-`energy` takes a step apart once in a training. That is left out of the blocks, done once at the end, and told apart in
-seconds and joules. `torch-profiler` is compared while it profiles, which in a training is a handful of steps.
+`energy` isolates the phases of a step once per training. That is excluded from the blocks, done once at the end, and
+reported separately in seconds and joules. `torch-profiler` is compared while it profiles, which in a training is a
+handful of steps.
 
     python benchmarks/tracker_cost.py --width 1024 --layers 12 --batch 512
 """
@@ -100,7 +101,7 @@ class Lab:
         return seconds
 
     def take_apart(self) -> dict[str, Any]:
-        """What `energy` says of its one-off."""
+        """Cost of isolation as reported by `energy`."""
         found: dict[str, Any] = {}
         self.trainer.stats = self.attached([EnergyStats()], result=found.__setitem__)
         for _ in range(EnergyStats().warmup_steps):

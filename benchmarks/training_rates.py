@@ -1,8 +1,8 @@
-"""What does a short compiled distillation report per token, and what is its steady state?
+"""Reported rates of a short compiled distillation compared with its steady state.
 
-BERT-base teaches DistilBERT with random weights, as in `distilbert_step.py`, but as a run: `train_in_run` with its
-stages and marks. Three figures: what the stage `student.train` reports; the same with the setup inside, as the first
-release reported it; and the steady state, from the log lines between a fifth of the steps and the end.
+BERT-base is distilled into DistilBERT with random weights, as in `distilbert_step.py`, but as a run: `train_in_run`
+with its stages and marks. Three figures: what the stage `student.train` reports; the same with the setup inside, as the
+first release reported it; and the steady state, from the log lines between a fifth of the steps and the end.
 
     python benchmarks/training_rates.py --steps 500
 """

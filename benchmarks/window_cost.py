@@ -1,8 +1,8 @@
-"""What does one window cost the measured program? Ours, CodeCarbon's tasks and Zeus's windows, in one process.
+"""Cost of one window for the measured program: joulelab, CodeCarbon's tasks and Zeus's windows, in one process.
 
     python benchmarks/window_cost.py
 
-Packages that are not installed are left out and said so. CodeCarbon gets fewer rounds: it is slower by a factor of
+Packages that are not installed are skipped with a message. CodeCarbon gets fewer rounds: it is slower by a factor of
 hundreds and a long run would only repeat that.
 """
 

@@ -1,4 +1,4 @@
-"""How fast is every published size of the zoo on this GPU, at how many joules an item, beside what others report?
+"""Speed and energy per item of every published size of the zoo on this GPU, compared with published figures.
 
 Each model trains in our loop on synthetic batches of the stated size and shape: a warm-up, then an undisturbed window
 of `--seconds` between two synchronizations, energy from the trace. `reference` is milabench's figure for one
@@ -76,7 +76,7 @@ ROWS = (
     Row("convnext-large", 128, "tf32", reference=297.0),
     Row("convnext-large", 128, "fp32", reference=111.0),
     Row("regnet-y-128gf", 64, reference=218.0),
-    Row("vit-g14", 32, reference=58.5, note="theirs says 117 and counts the two global crops of an image"),
+    Row("vit-g14", 32, reference=58.5, note="theirs reports 117, counting the two global crops of an image"),
     Row("pna", 4096, "tf32", reference=6760.0, note="theirs on an H100"),
     Row("dimenet", 32, "tf32", reference=700.0, note="theirs on an H100"),
     Row("gflownet", 64, "fp32", unit="nodes", reference=8700.0, note="theirs on an H100"),
@@ -119,7 +119,7 @@ def cost_of(row: Row) -> ModelCost:
 
 def measure(row: Row, cost: ModelCost, compiled: CompileMode, seconds: float, device: torch.device) -> Measured:
     request = request_of(row)
-    with device:  # large models are drawn on the GPU in a second, on the CPU in minutes
+    with device:  # large models are initialized in a second on the GPU, in minutes on the CPU
         workload = prepare(request)
     for module in (workload.model, *workload.objective.modules().values()):
         module.to(device)
@@ -190,7 +190,7 @@ def main() -> None:
             try:
                 found.append(measure(row, cost, options.compile, options.seconds, device))
                 print(output_text(found[-1]), flush=True)
-            except KeyboardInterrupt:  # what was measured so far still gets its joules
+            except KeyboardInterrupt:  # report the energy of what was measured so far
                 break
             except Exception:
                 print(f"{row.model} {row.precision}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
