@@ -60,6 +60,8 @@ def this_job() -> str | None:
 
 def submit(script: Path, after: str | None = None) -> str:
     """Submit a script and return the job id; the job starts after `after` has succeeded."""
+    # afterok and not afterany: a student without its teacher's outputs would train the teacher
+    # again, unmeasured by the plan.
     dependency = [f"--dependency=afterok:{after}"] if after else []
     done = tool("sbatch", "--parsable", *dependency, str(script))
     if done.returncode != 0:
@@ -133,6 +135,8 @@ def states(job_ids: Sequence[str]) -> dict[str, JobState]:
     """
     found: dict[str, JobState] = {}
     for job_id in job_ids:
+        # In order of cost and of how long each remembers a job: squeue until it ends, scontrol for
+        # minutes, sacct for good, where accounting is installed.
         for state in _from_squeue(job_id) or _from_scontrol(job_id) or _from_sacct(job_id):
             found[state.job_id] = state
     return found

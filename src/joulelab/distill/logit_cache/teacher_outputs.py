@@ -196,6 +196,8 @@ def write_cache(
             save_head(folder, teacher.weight_VE)
         samples, tokens = pending.samples, pending.tokens
         previous: _BatchOutput | None = None
+        # A pipeline of depth two: the next batch is launched before the host waits for the copy of
+        # the previous one, so that compression and the device overlap.
         for numbers in (*pending.batches, None):
             output = _teacher_output(teacher, causal_batch(rows, numbers), selection) if numbers is not None else None
             if previous is not None:
@@ -256,6 +258,8 @@ def _teacher_output(teacher: LiveTeacher, batch: CausalBatch, selection: _Target
     offsets_N = torch.from_numpy(sampling_offsets(spans, selection.manifest.seed)).to(device, non_blocking=True)
     selected = selection.select(teacher.targets(batch.to(device)), offsets_N)
     selected = {name: tensor.to("cpu", non_blocking=True) for name, tensor in selected.items()}
+    # An event after the copies: waiting for it does not wait for the batch that was launched
+    # afterwards.
     copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
     return _BatchOutput(spans, selected, copied, batch.samples, batch.tokens)
 

@@ -139,6 +139,8 @@ def row_ratios(rows: Sequence[InferenceRow]) -> list[RowRatio]:
 
 def _ratio(row: InferenceRow, base: InferenceRow, value: Any) -> Interval:
     pairs = list(zip(row.values["rounds"], base.values["rounds"], strict=False))
+    # Paired by round: rows take turns within a round, so that slow drift of clocks and temperature
+    # affects both and cancels in their ratio.
     return ratio_paired([value(ours) for ours, _ in pairs], [value(theirs) for _, theirs in pairs])
 
 
@@ -194,6 +196,7 @@ def pareto(rows: Sequence[InferenceRow]) -> tuple[InferenceRow, ...]:
     known = [(row, row.energy.gross_j) for row in rows if row.energy is not None]
     front: list[InferenceRow] = []
     least_j: dict[tuple[Any, ...], float] = {}
+    # In order of latency a row is on the front if it uses less energy than every faster one.
     for row, gross_j in sorted(known, key=lambda one: (one[0].latency_s, one[1])):
         if gross_j < least_j.get(row.item, math.inf):
             least_j[row.item] = gross_j

@@ -29,6 +29,8 @@ class CrmsNorm(nn.Module):
     def forward(self, x_BTW: Tensor) -> Tensor:
         x = x_BTW.to(torch.promote_types(x_BTW.dtype, torch.float32))
         left_out = x.sum(-1, keepdim=True)
+        # The omitted element is minus the sum of the others, and its square is part of the mean
+        # square; the divisor is the full width. In float32, as torch's own norms do under autocast.
         squares = x.square().sum(-1, keepdim=True) + left_out.square()
         scaled = x * torch.rsqrt(squares / (x.shape[-1] + 1) + self.eps)
         normalized = scaled.to(x_BTW.dtype)
@@ -72,6 +74,7 @@ class Block(nn.Module):
         if first_only:
             inner = self.out.in_features
             weight, bias = self.qkv.weight, self.qkv.bias
+            # Only the first token needs a query; keys and values are needed of all tokens.
             q = self._by_head(functional.linear(x_BTW[:, :1], weight[:inner], bias[:inner]), 1)[0]
             k, v = self._by_head(functional.linear(x_BTW, weight[inner:], bias[inner:]), 2)
         else:

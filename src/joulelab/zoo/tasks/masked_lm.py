@@ -164,6 +164,9 @@ def _visible_blocks(blocks_BHNQD: Tensor, chosen_HNR: Tensor) -> list[Tensor]:
     everything = blocks_BHNQD.flatten(2, 3).unsqueeze(2)
     first, last = blocks_BHNQD[:, :, :1], blocks_BHNQD[:, :, -1:]
     before, here, after = (blocks_BHNQD[:, :, shift : shift - 4] for shift in (1, 2, 3))
+    # First and last block are global; a middle block also sees its window of three and its random
+    # blocks. The windows of the second and the second to last block contain a global block already,
+    # which must not count twice in the softmax.
     middle = [first.expand_as(here), before, here, after, last.expand_as(here), random[:, :, 1:-1]]
     low = torch.cat([blocks_BHNQD[:, :, :3], last], dim=2).flatten(2, 3).unsqueeze(2)
     high = torch.cat([first, blocks_BHNQD[:, :, -3:]], dim=2).flatten(2, 3).unsqueeze(2)
@@ -273,6 +276,8 @@ def _with_neighbors(blocks_BNHWD: Tensor) -> Tensor:
 
 
 def _visible(blocks: int, window: int) -> Tensor:
+    # Query i of a block at position W of the three: keys 0 to 3W - 1 are at the distances -W - i to
+    # 2W - 1 - i.
     distance = torch.arange(3 * window) - window - torch.arange(window)[:, None]
     place = torch.arange(blocks)[:, None] * window + torch.arange(3 * window) - window  # of a key in the row
     inside = (place >= 0) & (place < blocks * window)

@@ -23,6 +23,8 @@ from joulelab.data.batches import TensorBatch
 def ranked_patches(images: int, grid: int, blobs: int, generator: torch.Generator) -> Tensor:
     """[B, P]: the patches of a grid x grid frame in a random order in which neighbors have similar ranks."""
     noise = torch.rand((images, 1, blobs, blobs), generator=generator, device=generator.device)
+    # Coarse noise enlarged to the grid is smooth, so its lowest values form contiguous regions,
+    # whose number the size of the coarse grid sets.
     smooth = functional.interpolate(noise, size=(grid, grid), mode="bicubic", align_corners=True)
     return smooth.flatten(1).argsort(dim=1)
 
@@ -53,6 +55,7 @@ class MovingAverage:
         _reshard(self.module)
         ours: list[Tensor] = list(self.module.parameters())
         theirs: list[Tensor] = list(self._followed.parameters())
+        # ours + (1 - m) (theirs - ours) = m ours + (1 - m) theirs, for all tensors in one kernel.
         torch._foreach_lerp_(ours, theirs, 1 - self._momentum)
 
 
