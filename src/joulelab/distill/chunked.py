@@ -144,6 +144,8 @@ class _Gradients:
             self.features_ND[rows] = grad_CD
         else:
             self.features_ND.index_copy_(0, rows, grad_CD)  # each row occurs once in the order
+        # dL/dW = (dL/dlogits)^T features, summed over chunks; with dL/dfeatures = dL/dlogits W this
+        # is all that backpropagation needs of the logits, which can be freed now.
         add_product(self.weight_VD, grad_CV.T, features_CD, 1 / scale)
         if self.bias_V is not None:
             self.bias_V.add_(grad_CV.sum(0, dtype=torch.float32), alpha=1 / scale)

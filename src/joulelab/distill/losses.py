@@ -102,6 +102,8 @@ def angle_relation_sum(student_BH: Tensor, teacher_BH: Tensor) -> Tensor:
 def _relative_distances(features_BH: Tensor, others_BB: Tensor) -> Tensor:
     """From differences, not from dot products: those lose small distances to rounding."""
     squares_BB = (features_BH[:, None] - features_BH[None, :]).square().sum(dim=-1)
+    # Divided by the batch's mean distance below, so that only relative distances are compared:
+    # widths and scales of teacher and student differ (Park et al., 2019, eq. 6).
     distances_BB = squares_BB.clamp(min=_TINY).sqrt() * others_BB
     return distances_BB / _masked_mean(distances_BB, others_BB).clamp(min=_TINY)
 

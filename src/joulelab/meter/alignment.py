@@ -100,6 +100,7 @@ class Evidence:
         """
         phases = (np.arange(PHASES) + 0.5) / PHASES * self.refresh_s
         read_s, close_s = self.read_s[rows], self.call_s[rows] / 2 + CLOSE_S
+        # For a refresh clock with this phase, the time since its last tick before the reading.
         age = (read_s[None] - phases[:, None, None]) % self.refresh_s
         moments = read_s[None] - age + lags_s[None, :, None]
         integral = self.integral_at(moments)
@@ -235,9 +236,14 @@ def align(evidence: Evidence, lag: Lag) -> Alignment:
         likelihood = evidence.log_likelihood(rows, moments, integral)
         weight = np.exp(likelihood - likelihood.max(axis=0))
         weight /= weight.sum(axis=0)
+        # Posterior mean over the phases. A reading whose time is nearly the same for all likely
+        # phases is well placed even if the phase is not.
         mean = np.einsum("pr,prk->rk", weight, moments)
         common = moments.mean(axis=-1)
         common_mean = (weight * common).sum(axis=0)
+        # The spread is split in two: what moves all readings of a chunk together is a common error
+        # of all anchors, the rest an independent one of each. Treated as independent, the common
+        # part would wrongly average out over long windows.
         relative = moments - common[..., None] - (mean - common_mean[:, None])
         at_s[rows] = mean
         sd_s[rows] = np.sqrt(np.einsum("pr,prk->rk", weight, relative**2))

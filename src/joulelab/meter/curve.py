@@ -474,6 +474,8 @@ def joined_curve(cells: Cells, readings: Readings, lag: Lag, limit_w: float | No
     if not clear.all() and clear.sum() >= 3:
         readings, alignment = readings.only(clear), alignment.only(clear)
         evidence = readings.compared_with(cells)
+    # Times of neighboring readings may cross by less than their errors; interpolation needs them
+    # strictly ascending.
     at_s = np.maximum.accumulate(alignment.at_s) + 1e-9 * np.arange(len(alignment.at_s))
     timing_s = alignment.sd_s
     steps_j, compared = evidence.steps_j, np.isfinite(evidence.steps_j)
@@ -487,6 +489,9 @@ def joined_curve(cells: Cells, readings: Readings, lag: Lag, limit_w: float | No
     rest = cumulative(np.where(readings.known, counted_j - np.diff(cells.energy_at(at_s)), 0.0))
     smooth = _smooth(rest, compared, noise.correlation)
     walk = cumulative(walk_j2)
+    # Interpolated in the walk's variance and not in time: between two readings the expected
+    # correction of a Brownian bridge is proportional to the variance passed, so noisy cells take
+    # more of it than quiet ones.
     correction = np.interp(walk, np.interp(at_s, cells.edges_s, walk), smooth)
     known = cells.sampled | _between_known(cells.edges_s, at_s, readings.known)
     # an interval over which the counter says nothing has the samples' joules at the scale of the intervals around it
@@ -497,6 +502,8 @@ def joined_curve(cells: Cells, readings: Readings, lag: Lag, limit_w: float | No
     sd_j = np.where(linked, noise.anchor_sd_j, timing_s * _power_around(at_s, counted_j))
     power_w = (cells.energy_at(at_s + SAMPLE_S / 4) - cells.energy_at(at_s - SAMPLE_S / 4)) / (SAMPLE_S / 2)
     common_j = alignment.common_sd_s * _smooth(power_w, compared, noise.correlation)
+    # Near the ends of the trace the smoother has readings on one side only; that many of them do
+    # not count as pinning the scale.
     reach = math.floor(noise.correlation / (1 - noise.correlation))
     pinned = (at_s[reach], at_s[-1 - reach]) if len(at_s) > 2 * reach + 1 else (at_s[0], at_s[0])
     return EnergyCurve(

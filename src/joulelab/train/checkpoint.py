@@ -126,6 +126,7 @@ class CheckpointFolder:
             # the known case).
             os.fsync(file.fileno())
         temporary.replace(path)
+        # Only after the new file is complete under its name.
         for old in self._files()[:-KEEP]:
             old.unlink()
 

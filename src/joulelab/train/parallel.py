@@ -121,4 +121,6 @@ def average_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
     for parameter in parameters:
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
+            # Averaged like DDP's gradients, so that the trainer's factor world / count is right for
+            # all parameters.
             parameter.grad /= ranks.world

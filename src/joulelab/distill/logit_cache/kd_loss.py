@@ -256,6 +256,8 @@ def sparse_chunk(
     same_CKK = listed_CK[:, :, None] == listed_CK[:, None, :]
     gold_C = torch.zeros_like(teacher.constant_C) if teacher.gold_C is None else teacher.gold_C
     teacher_CK = torch.cat([teacher.weights_CK, gold_C[:, None]], 1)
+    # KL(p || q) = sum p log p - sum p log q: the first sum is a constant of the teacher, the second
+    # needs the student's log-probabilities at the listed tokens only.
     kl_C = teacher.constant_C + _gold_constant(teacher_CK, same_CKK) - (teacher_CK * scaled_log_CK).sum(-1)
     target_CK = kl * teacher_CK + ce * _last_column(teacher_CK)
     grad_CK = ce * log_CK.exp() + kl * scaled_log_CK.exp()
@@ -399,6 +401,8 @@ class KdLoss:
         """
         self._check(targets, weight_VD)
         count = _target_count(count, targets, labels_BT)
+        # Only trained positions are projected: in instruction data half of the tokens are prompts,
+        # whose logits would be computed for nothing.
         order_N, labels_N = target_positions(labels_BT, self._entering(count, labels_BT.numel()))
         features = hidden_BTD.flatten(0, 1)
         dtype = matmul_dtype(features)

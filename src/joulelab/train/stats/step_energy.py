@@ -46,6 +46,8 @@ def energy_reader(meter: Meter | None, until_ns: int, device: str) -> Reader:
     if meter is None:
         return lambda windows: NO_METER
     path = meter.trace_path
+    # Energy is computed from the same trace and by the same functions as the record, so that a
+    # tracker's figures and the record's agree.
     wait_for_trace(path, until_ns + TRACE_LAG_NS)
     trace = load_trace(path)
     # The trace has no CodeCarbon readings, so that policy falls back to the sensors.
