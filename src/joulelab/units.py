@@ -14,6 +14,7 @@ def three_digits(value: float, more: int = 0) -> str:
     if value == 0:
         return "0"
     magnitude = abs(value)
+    # The limits are where rounding carries into the next digit: 99.96 prints as 100, not as 100.0.
     decimals = 0 if magnitude >= 99.95 else 1 if magnitude >= 9.995 else 2 if magnitude >= 0.9995 else 3
     return f"{value:.{decimals + more}f}"
 

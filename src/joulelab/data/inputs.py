@@ -134,6 +134,8 @@ def _listing(stores: Sequence[Path], size: int) -> Iterator[Path]:
     for store in dict.fromkeys(store.absolute() for store in stores):
         for path in store.glob(f"*/artifacts/*/{CONTENTS}"):
             with suppress(OSError):
+                # A text search instead of parsing: a store has thousands of lists, and a file of
+                # the same size is rare.
                 if str(size).encode() in path.read_bytes():
                     lists[path] = path.stat().st_mtime
     return (path.parent for path in sorted(lists, key=lambda path: lists[path], reverse=True))
@@ -155,6 +157,8 @@ def _holds(folder: Path, files: dict[str, Path], by_name: bool) -> bool:
             return crc32(file) == sums[name]
         return (folder / name).is_file() and filecmp.cmp(file, folder / name, shallow=False)
 
+    # More than half of the bytes: a shared tokenizer file must not make every model with it a copy
+    # of the first one.
     half = sum(sizes.values()) / 2
     if not by_name:  # a single file may have another name by now
         (file,) = files.values()

@@ -59,10 +59,14 @@ class Shard:
 
     def among(self, rank: int, world: int) -> Shard:
         """The part of this shard that one of `world` ranks does."""
+        # Every (of x world)-th unit starting at number + of x rank: the ranks' parts are disjoint,
+        # and together they are exactly the units of this shard.
         return Shard(self.number + self.of * rank, self.of * world)
 
     def units(self, names: Sequence[str]) -> list[int]:
         """Indices of the units of this shard, in ascending order; units with equal names are distributed, too."""
+        # Names are content hashes, so sorting by them is a fixed random order: shards are balanced
+        # even where units are sorted by length.
         by_name = sorted(range(len(names)), key=lambda index: (names[index], index))
         return sorted(by_name[self.number :: self.of])
 

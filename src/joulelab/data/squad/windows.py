@@ -113,6 +113,8 @@ def token_span(answer: Answer, characters_T2: Ints) -> tuple[int, int] | None:
     """First and last token that overlap the answer; None if the tokenizer dropped all of it."""
     start = answer.end - len(answer.text.lstrip())
     end = answer.start + len(answer.text.rstrip())
+    # Overlap and not containment: a tokenizer may join the answer's last letter with punctuation
+    # after it.
     touching = np.flatnonzero((characters_T2[:, 1] > start) & (characters_T2[:, 0] < end))
     return (int(touching[0]), int(touching[-1])) if len(touching) else None
 
@@ -140,6 +142,7 @@ def _windows(
 
 def _window_starts(tokens: int, room: int, stride: int) -> range:
     """Starts of windows up to the first that reaches the paragraph's end."""
+    # The smallest number of steps after which a window of this room reaches the last token.
     steps = max(0, -(-(tokens - room) // stride))
     return range(0, steps * stride + 1, stride)
 
