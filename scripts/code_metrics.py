@@ -206,7 +206,9 @@ def record_entered_files(arguments: list[str], target: Path) -> None:
 def _is_our_function(code: CodeType) -> bool:
     # Module and class bodies lack CO_OPTIMIZED; comprehensions have it but belong to the body around them.
     is_function = code.co_flags & CO_OPTIMIZED and (code.co_name == "<lambda>" or not code.co_name.startswith("<"))
-    return bool(is_function) and Path(code.co_filename).is_relative_to(PACKAGE)
+    # Jinja compiles templates to functions that name the template, also a style sheet, as their file.
+    path = Path(code.co_filename)
+    return bool(is_function) and path.suffix == ".py" and path.is_relative_to(PACKAGE)
 
 
 def entered_files(arguments: list[str], folder: Path) -> list[str]:
