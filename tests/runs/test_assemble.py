@@ -9,8 +9,7 @@ from joulelab.clock import NS
 from joulelab.runs.assemble import assemble
 from joulelab.runs.attempt_data import readings_path
 from joulelab.runs.paths import RunPaths, write_json
-from joulelab.runs.record import RunRecord
-from joulelab.runs.summary import flat_summary
+from joulelab.runs.record import RunRecord, flat_summary
 
 T0 = 1_000 * NS
 DEVICE = {

@@ -19,9 +19,9 @@ from joulelab.runs.attempt import create_run
 from joulelab.runs.index import INDEX, LISTING, SUMMARY, IndexReporter, listed, listed_run, refresh
 from joulelab.runs.lock import holding
 from joulelab.runs.paths import RunPaths, write_json
+from joulelab.runs.record import flat_summary
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import load_record, read_record
-from joulelab.runs.summary import flat_summary
 
 
 @pytest.fixture

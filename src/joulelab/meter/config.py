@@ -58,6 +58,10 @@ class EnergyConfig(BaseModel):
     pue: float | None = Field(None, ge=1, le=5)
     """Power usage effectiveness of the data center; CO2e with it is reported separately. Null: not applied."""
 
+    @property
+    def uses_codecarbon(self) -> bool:
+        return self.codecarbon or self.total_energy_policy == "codecarbon"
+
     @field_validator("gpus")
     @classmethod
     def _gpus_are_names(cls, value: str) -> str:

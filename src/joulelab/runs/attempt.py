@@ -24,11 +24,10 @@ from joulelab.runs.context import Progress, RunContext, StopRequest, Trackers
 from joulelab.runs.lock import hold
 from joulelab.runs.paths import RunPaths, make_chosen_folder, make_folder, read_json, storage_failure, write_json
 from joulelab.runs.phases import Phase
-from joulelab.runs.record import METHOD_VERSION, ErrorRecord, Note, ProcessMark, RunRecord, Status
+from joulelab.runs.record import METHOD_VERSION, ErrorRecord, Note, ProcessMark, RunRecord, Status, flat_summary
 from joulelab.runs.sensor_discovery import demand_sensors
 from joulelab.runs.spec import RunSpec, write_yaml
 from joulelab.runs.store import compact_run, energy_resolver, searched_store
-from joulelab.runs.summary import flat_summary
 
 
 def create_run(store: Path, spec: RunSpec, group: str | None = None, *, folder: Path | None = None) -> RunPaths:
@@ -107,8 +106,9 @@ class RunAttempt:
             facts["command"] = list(command)
         write_json(self._paths.environment, facts)
         attempt, host = self._paths.next_attempt(), environment.node_name()
-        codecarbon = lookup.SIDECARS.resolve("codecarbon")(self._paths.folder, host, attempt, self._spec.energy)
-        self._sidecars.enter_context(codecarbon)  # before the meter, so that its start-up is not billed
+        if self._spec.energy.uses_codecarbon:
+            codecarbon = lookup.SIDECARS.resolve("codecarbon")(self._paths.folder, host, attempt, self._spec.energy)
+            self._sidecars.enter_context(codecarbon)  # before the meter, so that its start-up is not billed
         self._start_trackers(self._paths.trace(host, attempt))
         restored = restore_limits(self._paths, host)
         limits = self._paths.power_limits(host, attempt)

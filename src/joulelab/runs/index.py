@@ -28,9 +28,8 @@ from joulelab.errors import DependencyMissing, JoulelabError, UsageError
 from joulelab.meter.figures import EnergyFigure, ErrorComponent
 from joulelab.meter.trace import SUFFIX, indices, is_whole, lines_table, read_lines, table_of
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import Grade, Result, RunRecord, StageRecord, Status, repeat_mean
+from joulelab.runs.record import Grade, Result, RunRecord, StageRecord, Status, flat_summary, repeat_mean
 from joulelab.runs.store import age, current_record, read_record, run_files
-from joulelab.runs.summary import flat_summary
 
 TEXT, NUMBER, INTEGER, YES_NO = "text", "number", "integer", "yes/no"
 TIME, RESULTS, JSON = "time", "numbers by name", "JSON"

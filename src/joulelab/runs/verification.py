@@ -30,10 +30,9 @@ from joulelab.runs.attempt_data import read_events
 from joulelab.runs.environment import REDACTED, digests
 from joulelab.runs.measure.result import conclude
 from joulelab.runs.paths import RunPaths, read_json
-from joulelab.runs.record import METHOD_VERSION, Result, RunRecord, StageRecord
+from joulelab.runs.record import METHOD_VERSION, Result, RunRecord, StageRecord, flat_summary
 from joulelab.runs.spec import read_mapping
 from joulelab.runs.store import read_record
-from joulelab.runs.summary import flat_summary
 
 Verdict = Literal[
     "matches", "newer method", "differs", "cannot be recomputed", "not in the archive", "redacted", "no evidence"

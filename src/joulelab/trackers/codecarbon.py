@@ -31,13 +31,9 @@ from joulelab.runs.attempt_data import FOLDER, readings_path
 SHORTEST_INTERVAL_S = 1.0
 
 
-def wanted(energy: EnergyConfig) -> bool:
-    return energy.codecarbon or energy.total_energy_policy == "codecarbon"
-
-
 def check_installed(energy: EnergyConfig) -> None:
     """Before a run: refuse settings that need CodeCarbon if it is not installed."""
-    if not wanted(energy):
+    if not energy.uses_codecarbon:
         return
     try:
         metadata.version("codecarbon")
@@ -49,10 +45,7 @@ def check_installed(energy: EnergyConfig) -> None:
 
 @contextlib.contextmanager
 def track_run(run_folder: Path, host: str, attempt: int, energy: EnergyConfig) -> Iterator[None]:
-    """Run CodeCarbon for the duration of the block if the settings ask for it; its failures do not affect the block."""
-    if not wanted(energy):
-        yield
-        return
+    """Run CodeCarbon for the duration of the block; its failures do not affect the block."""
     file = LineFile(readings_path(run_folder, host, attempt))
     file.append(header(units={"energy_j": "J, cumulative, as reported by CodeCarbon"}))
     tracker = None

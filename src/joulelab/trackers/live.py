@@ -18,9 +18,8 @@ from typing import Any
 from joulelab import lookup
 from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import RunRecord
+from joulelab.runs.record import RunRecord, flat_summary
 from joulelab.runs.spec import RunSpec
-from joulelab.runs.summary import flat_summary
 from joulelab.trackers.tracker import Point, TrackedRun, point_of
 
 START_S, END_S = 30.0, 30.0

@@ -17,8 +17,7 @@ from joulelab.errors import DependencyMissing, JoulelabError
 from joulelab.meter.trace import read_lines
 from joulelab.runs.environment import redact
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import RunRecord
-from joulelab.runs.summary import flat_summary
+from joulelab.runs.record import RunRecord, flat_summary
 
 # Fields of a line of metrics.jsonl that identify the line and are not metrics.
 _NOT_METRICS = ("step", "attempt", "mono_ns", "stage", "timestamp")

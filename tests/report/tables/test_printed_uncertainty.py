@@ -22,8 +22,7 @@ from joulelab.report.tables.bill_tables import bill_markdown, run_bill
 from joulelab.report.tables.comparison_tables import comparison_markdown, run_view, runs_grid
 from joulelab.report.tables.grid import render_text, to_rich
 from joulelab.report.tables.run_tables import stages_grid
-from joulelab.runs.record import RunRecord
-from joulelab.runs.summary import flat_summary
+from joulelab.runs.record import RunRecord, flat_summary
 
 # Of the made estimates 0.2 to 15 % are random, and 70 % the scale.
 SMALL = re.compile(r"[kmµ]?J ± ?(<0\.1|0\.\d+|[1-9](\.\d)?|1\d) %")

@@ -21,10 +21,9 @@ from joulelab.runs.lock import holding
 from joulelab.runs.measure.program import ProcessGroup, SignalRelay, Terminal, end_all
 from joulelab.runs.measure.result import RUN, WARMUP, MeasureResult, conclude, result_of, stage_name
 from joulelab.runs.paths import RunPaths, storage_failure, write_json
-from joulelab.runs.record import RunRecord, Status
+from joulelab.runs.record import RunRecord, Status, flat_summary
 from joulelab.runs.spec import RunSpec, check, read_mapping
 from joulelab.runs.store import load_record
-from joulelab.runs.summary import flat_summary
 
 
 class MeasureSpec(RunSpec):
