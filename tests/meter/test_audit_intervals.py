@@ -9,14 +9,17 @@ from audit_intervals import (
     LAGS_S,
     LOW_W,
     SimulatedCard,
+    plan,
     simulate,
     square_wave,
     trials_of_trace,
 )
 
 from joulelab.clock import NS
-from joulelab.meter.curve import fluctuation_w
+from joulelab.meter.alignment import Lag, align
+from joulelab.meter.curve import fluctuation_w, sample_cells
 from joulelab.meter.integrate import device_energy
+from joulelab.meter.series import SharedLag
 
 FEW = {0.1: 6, 1.0: 6, 3.0: 4}
 
@@ -66,10 +69,35 @@ def test_rows_can_be_chosen():
     assert len(found) == 3 * 2
 
 
+def test_another_seed_simulates_other_traces():
+    seeds = [{trace[-1] for trace in plan(1, 2, seed=seed)} for seed in (0, 10_000)]
+    assert len(seeds[0]) == len(seeds[1]) and seeds[0].isdisjoint(seeds[1])
+
+
+def test_the_stated_error_of_the_lag_is_that_of_the_estimates():
+    """In a 0.5 s wave one reading in eight depends on the lag; its standard deviation was twice the errors."""
+    errors_s, stated_s = [], []
+    for seed in range(20):
+        random, driver, lag_s = np.random.default_rng(seed), SharedLag(), LAGS_S[seed % len(LAGS_S)]
+        power_w = square_wave(0.5, 12.0, random.uniform())
+        for _ in range(8):
+            SimulatedCard(power_w, random, lag_s).series(driver)
+        errors_s.append(driver.lag.mean_s - lag_s)
+        stated_s.append(driver.lag.half_width_s / 1.96)
+    ratio = np.sqrt(np.mean(np.square(stated_s)) / np.mean(np.square(errors_s)))
+    assert 0.8 < ratio < 1.6
+
+
+def test_readings_next_to_a_refresh_narrow_its_phase():
+    """They could be on either side of it at no cost: after 66 s ±1.9 ms was stated, errors were 1.1 ms (rms)."""
+    random, power_w = np.random.default_rng(5), square_wave(None, 66.0, 0.0)
+    cards = [SimulatedCard(power_w, random).series() for _ in range(12)]
+    evidence = [card.readings.compared_with(sample_cells(card.samples_ns, card.samples_w)) for card in cards]
+    assert np.median([align(one, Lag(0.01, 0.0)).common_sd_s for one in evidence]) < 0.0015
+
+
 @pytest.mark.slow
-def test_no_cell_of_the_audit_is_overconfident_or_far_too_wide():
-    """A few rows are more cautious than 98 %; none is below 93 % within its tolerance."""
+def test_every_row_of_the_audit_is_in_bounds():
     found = simulate(windows=500, traces=24, jobs=os.cpu_count() or 1)
     assert len(found) == 3 * 6 * 7
-    assert [row for row in found if row.overconfident or row.too_wide] == []
-    assert sum(row.ok for row in found) >= 110
+    assert [row for row in found if not row.ok] == []

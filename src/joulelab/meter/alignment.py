@@ -39,12 +39,24 @@ CLOSE_S = 0.0015
 # Chunks that the lag is estimated from; more would add little and take long for a day's trace.
 LAG_CHUNKS = 4
 BLOCK = 16
-# Residuals have heavier tails than normal, neighbors are correlated, and the model is not exact: a Student likelihood
-# of reduced weight, and floors for the errors of lag and phase, set by simulation (scripts/audit_intervals.py).
+# Residuals have heavier tails than normal, and a Student likelihood is not led by them.
 STUDENT_DF = 5.0
-TEMPER = 0.4
-LAG_MODEL_SD_S = 0.0006
-PHASE_MODEL_SD_S = 0.001
+# The model is nearly right, not exact, so the evidence of many readings must not grow without limit: n of them weigh as
+# COARSE_READINGS / (COARSE_READINGS + n), the coarsened posterior of Miller and Dunson (Robust Bayesian inference via
+# coarsening, JASA 2019). This number, TEMPER and TIME_MODEL_SD_S are set by simulation (scripts/audit_intervals.py).
+COARSE_READINGS = 12.0
+# Weight of a reading whose step is nearly the same for every lag (a whole number of waves between two refreshes). Its
+# residuals still differ between lags, by the noise of the samples at both ends: an error in the regressor (Fuller,
+# Measurement Error Models), which a likelihood of the steps takes for evidence.
+TEMPER = 0.3
+# A step depends on the lag if its variance over LAGS_S is more than ten times what noise alone causes: that of a random
+# walk over two samples, 2 / 6 of a sample's variance at each end, which is 1.8 times the `unsure_j2` of the likelihood.
+INFORMATIVE = 18.0
+# A value is of any moment in its call (standard deviation: length / sqrt(12)); this is added for delays around the call
+# and half a step of the phase's grid.
+READ_JITTER_SD_S = 0.001
+# Of lag and phase: what neither shows, such as calls that take the value late on average.
+TIME_MODEL_SD_S = 0.0005
 # Samples agree with the counter within 1 to 2 % on the cards tried; another card's may agree less well.
 SCALE = 0.99
 SCALE_SD = 0.02
@@ -90,13 +102,17 @@ class Evidence:
         starts = np.linspace(0, len(self.read_s) - length, number).astype(int)
         return starts[:, None] + np.arange(length)
 
-    def moments(self, rows: Rows, lags_s: Floats) -> tuple[Floats, Floats]:
-        """[phase, row, reading] -> the time on the samples' axis that the reading is of, and the integral up to it.
+    def moments(self, rows: Rows, lags_s: Floats) -> tuple[Floats, Floats, Floats]:
+        """[phase, row, reading] -> the time on the samples' axis that the reading is of, the integral up to it; sides.
 
         `rows` numbers the readings of each case, `lags_s` is the lag that each case assumes. The call to read takes
         milliseconds, and when in it the value was taken is unknown. A reading that close to a refresh may be from the
         other side of it, a whole period off. The sides are chosen that leave the smallest differences between the
         counter's steps and the samples': the cheapest path through the readings (Viterbi).
+
+        The third value is [phase, row], the log-probability of the chosen sides. A phase that needs many readings from
+        the other side, or one from far on the other side, is unlikely. If sides were free, every phase within half a
+        call would fit equally well, and more readings would not narrow it.
         """
         phases = (np.arange(PHASES) + 0.5) / PHASES * self.refresh_s
         read_s, close_s = self.read_s[rows], self.call_s[rows] / 2 + CLOSE_S
@@ -107,18 +123,25 @@ class Evidence:
         side_s = np.where(age < close_s, -self.refresh_s, np.where(age > self.refresh_s - close_s, self.refresh_s, 0.0))
         close = side_s != 0
         if not close.any():
-            return moments, integral
+            return moments, integral, np.zeros(moments.shape[:2])
         other, other_integral = moments + side_s, integral.copy()
         other_integral[close] = self.integral_at(other[close])
         chosen = _cheapest_sides(self.steps_j[rows[:, :-1]], integral, other_integral)
-        return np.where(chosen, other, moments), np.where(chosen, other_integral, integral)
+        # a logistic distribution of the read moment, for tails heavier than normal
+        sd_s = np.hypot(self.call_s[rows] / math.sqrt(12), READ_JITTER_SD_S)
+        log_odds = math.pi / math.sqrt(3) * np.minimum(age, self.refresh_s - age) / sd_s
+        sides = np.where(close, -np.logaddexp(0.0, np.where(chosen, log_odds, -log_odds)), 0.0).sum(axis=-1)
+        return np.where(chosen, other, moments), np.where(chosen, other_integral, integral), sides
 
-    def log_likelihood(self, rows: Rows, moments: Floats, integral: Floats, same_readings: bool = False) -> Floats:
-        """[phase, row] -> tempered Student likelihood of the counter's steps, given the samples' integral between them.
+    def log_likelihood(
+        self, rows: Rows, moments: Floats, integral: Floats, sides: Floats, same_readings: bool = False
+    ) -> Floats:
+        """[phase, row] -> Student likelihood of the counter's steps at reduced weight, given the samples' integral.
 
         The scale between the two is free in each block of readings, with the usual ratio as its prior: it changes a
         little with the load. The variance is the same for all phases, and for all rows that are cases of the same
-        readings: otherwise the times with the least uncertainty would win, whatever the residuals.
+        readings: otherwise the times with the least uncertainty would win, whatever the residuals. `same_readings`: the
+        rows are the same readings at each of `LAGS_S`, and readings that depend on the lag have more weight.
         """
         steps_j = self.steps_j[rows[:, :-1]]
         usable = np.isfinite(steps_j)
@@ -148,7 +171,13 @@ class Evidence:
         # Minus the logarithm of Student's density without its constant: a residual of ten standard
         # deviations costs 9 nats instead of 50, so that one bad reading does not decide the phase.
         terms = (STUDENT_DF + 1) / 2 * np.log1p(residuals**2 / variance / STUDENT_DF)
-        likelihood: Floats = -TEMPER * np.where(usable, terms, 0.0).sum(axis=-1)
+        terms = np.where(usable, terms, 0.0)
+        likelihood: Floats = sides - TEMPER * terms.sum(axis=-1)
+        if same_readings:
+            best = int(likelihood.max(axis=1).argmax())
+            informative = sampled_j[best].var(axis=0) > INFORMATIVE * unsure_j2[0] + floor_j**2
+            weight = COARSE_READINGS / (COARSE_READINGS + float(informative.sum()))
+            likelihood = sides - weight * (terms @ np.where(informative, 1.0, TEMPER))
         return likelihood
 
 
@@ -208,7 +237,7 @@ def estimate_lag(log_likelihoods: Sequence[Floats]) -> Lag:
     weight = np.exp(posterior - posterior.max())
     weight /= weight.sum()
     mean_s = float(weight @ LAGS_S)
-    variance = float(weight @ (LAGS_S - mean_s) ** 2) + LAG_MODEL_SD_S**2
+    variance = float(weight @ (LAGS_S - mean_s) ** 2) + TIME_MODEL_SD_S**2
     return Lag(mean_s, 1.96 * math.sqrt(variance))
 
 
@@ -230,10 +259,10 @@ def align(evidence: Evidence, lag: Lag) -> Alignment:
     """The readings' times, chunk by chunk, each with the refresh phases that fit it."""
     chunks = evidence.chunks()
     at_s, sd_s = np.zeros(len(evidence.read_s)), np.zeros(len(evidence.read_s))
-    common_s2 = PHASE_MODEL_SD_S**2
+    common_s2 = TIME_MODEL_SD_S**2
     for rows in np.array_split(chunks, -(-len(chunks) // ROWS_AT_ONCE)):
-        moments, integral = evidence.moments(rows, np.full(len(rows), lag.mean_s))
-        likelihood = evidence.log_likelihood(rows, moments, integral)
+        moments, integral, sides = evidence.moments(rows, np.full(len(rows), lag.mean_s))
+        likelihood = evidence.log_likelihood(rows, moments, integral, sides)
         weight = np.exp(likelihood - likelihood.max(axis=0))
         weight /= weight.sum(axis=0)
         # Posterior mean over the phases. A reading whose time is nearly the same for all likely
@@ -248,5 +277,5 @@ def align(evidence: Evidence, lag: Lag) -> Alignment:
         at_s[rows] = mean
         sd_s[rows] = np.sqrt(np.einsum("pr,prk->rk", weight, relative**2))
         spread_s2 = (weight * (common - common_mean) ** 2).sum(axis=0)
-        common_s2 = max(common_s2, float(spread_s2.max()) + PHASE_MODEL_SD_S**2)
+        common_s2 = max(common_s2, float(spread_s2.max()) + TIME_MODEL_SD_S**2)
     return Alignment(at_s, sd_s, math.sqrt(common_s2))
