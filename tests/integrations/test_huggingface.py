@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from joulelab.integrations import JoulelabCallback  # noqa: E402
+from joulelab.meter.figures import figure_text  # noqa: E402
 from joulelab.runs.store import load_record, run_folders  # noqa: E402
 
 ENERGY = {"gpus": "none", "estimate_cpu": True, "sample_interval_s": 0.05}
@@ -68,6 +69,17 @@ def test_a_training_is_a_run_with_training_and_evaluation_apart(trained):
     inside = [(segment.start_ns, segment.end_ns) for segment in train.segments]
     for segment in evaluate.segments:
         assert all(segment.end_ns <= begin or segment.start_ns >= end for begin, end in inside)
+
+
+def test_the_end_of_a_training_prints_energy_uncertainty_grade_warnings_and_run_directory(tmp_path, capfd):
+    callback = JoulelabCallback("printed", energy={"gpus": "none"}, runs_dir=tmp_path / "runs")
+    trainer(tmp_path, callback, max_steps=2).train()
+    answer, *more = [line for line in capfd.readouterr().err.splitlines() if line.startswith(("joulelab: ", "  "))]
+    record = callback.record
+    assert answer.startswith(f"joulelab: printed: {figure_text(record.best_energy)}; ") and "grade C" in answer
+    assert record.best_energy == record.totals.best and record.best_energy.method == "estimated"
+    assert any(line.startswith("  warning: energy is ESTIMATED") for line in more)
+    assert more[-1] == f"  run directory: {callback.folder}"
 
 
 def test_steps_samples_and_tokens_are_counted_with_the_short_last_batch(trained):

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from joulelab.errors import ConfigError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.figures import EnergyFigure, missing
-from joulelab.meter.grids import TABLE, co2e, parse_grid
+from joulelab.meter.grids import TABLE, co2e, cost, cost_text, parse_grid, parse_price
 from joulelab.runs.spec import load_spec
 
 KWH = EnergyFigure(energy_j=3.6e6, method="counter", half_width_j=0.0, gain_error_rel=0.0)
@@ -101,3 +101,34 @@ def test_a_number_may_be_written_as_a_number():
 def test_a_pue_no_building_has_is_refused(pue):
     with pytest.raises(ValidationError):
         EnergyConfig(pue=pue)
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high", "currency"),
+    [
+        ("0.30", 0.3, 0.3, ""),
+        ("0.30 EUR", 0.3, 0.3, "EUR"),
+        ("0.25-0.35 EUR/kWh", 0.25, 0.35, "EUR"),
+        ("0.2 to 0.4 $", 0.2, 0.4, "$"),
+        ("0.30EUR", 0.3, 0.3, "EUR"),
+    ],
+)
+def test_a_price_is_a_number_or_range_with_a_currency(text, low, high, currency):
+    found = parse_price(text)
+    assert (found.low_per_kwh, found.high_per_kwh, found.currency) == (low, high, currency)
+
+
+@pytest.mark.parametrize("text", ["-0.3", "cheap", "", "0.3 EUR per month", "0.4-0.3"])
+def test_what_is_no_price_is_refused(text):
+    with pytest.raises(ValueError, match=r"expected an amount per kWh|invalid range"):
+        parse_price(text)
+
+
+def test_a_cost_is_the_energys_range_times_the_price():
+    kwh = EnergyFigure(energy_j=3.6e6, method="counter", half_width_j=0.0, gain_error_rel=0.1)
+    found = cost(kwh, parse_price("0.20-0.30 EUR"))
+    assert (found.low, found.high) == (pytest.approx(0.18), pytest.approx(0.33))
+    assert cost_text(found, lower_bound=False) == "0.18 to 0.33 EUR"
+    assert cost_text(found, lower_bound=True) == "≥ 0.18 EUR"
+    assert cost_text(cost(kwh, parse_price("0.3")), lower_bound=False) == "cost 0.27 to 0.33"
+    assert cost(missing("no sensor"), parse_price("0.3")) is None and cost(kwh, parse_price("none")) is None

@@ -57,7 +57,7 @@ def _row(row: Row) -> dict[str, Any]:
                 "quality": run.quality.result.value if run.quality else None,
                 "trials": run.quality.result.trials if run.quality else None,
                 "grade": run.record.validity.grade,
-                "co2e": run.record.totals.co2e.model_dump() if run.record.totals and run.record.totals.co2e else None,
+                "co2e": run.record.best_co2e.model_dump() if run.record.best_co2e else None,
             }
             for run in row.runs
         ],

@@ -12,6 +12,8 @@ from pydantic import field_validator, model_validator
 from joulelab.errors import JoulelabError
 from joulelab.meter.figures import EnergyFigure, Frozen, missing, total
 from joulelab.meter.grids import Co2e, Cost, GridFactor, Price
+from joulelab.meter.grids import co2e as co2e_of
+from joulelab.meter.grids import cost as cost_of
 from joulelab.meter.health import CoreUse
 from joulelab.runs.artifacts import UNMETERED, Ancestor
 from joulelab.stats import mean_t
@@ -501,6 +503,16 @@ class RunRecord(Frozen):
         if (program := program_energy(self)) is not None:
             return program.energy
         return self.totals.best if self.totals else missing("nothing was recorded")
+
+    @property
+    def best_co2e(self) -> Co2e | None:
+        """CO2e of `best_energy`; None unless energy.grid names a grid."""
+        return co2e_of(self.best_energy, self.totals.grid, self.totals.pue) if self.totals else None
+
+    @property
+    def best_cost(self) -> Cost | None:
+        """Cost of `best_energy`; None unless energy.price is set."""
+        return cost_of(self.best_energy, self.totals.price) if self.totals else None
 
     @property
     def best_duration_s(self) -> float:

@@ -15,6 +15,7 @@ from joulelab.report.compare.scopes import datasets
 from joulelab.report.compare.verdict import verdict
 from joulelab.report.tables.comparison_tables import comparison_grids, runs_grid
 from joulelab.report.tables.grid import render_text, to_rich
+from joulelab.report.tables.overview_table import _time
 from joulelab.report.tables.run_tables import header_grid
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import RunContext, SilentProgress
@@ -28,6 +29,7 @@ from joulelab.runs.record import repeat_mean
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import load_record
 from joulelab.stats import mean_t
+from joulelab.units import duration_text
 
 GPU = {"total_energy_policy": "gpu_only"}
 
@@ -217,6 +219,8 @@ def test_repeats_of_a_measured_program_are_repeats_everywhere_and_warm_ups_are_n
     assert row.with_teacher.energy_j == pytest.approx(201, abs=0.5)
     assert row.whole.energy_j == pytest.approx(long.totals.best.energy_j, rel=1e-6), "all that was used, not a 16th"
     assert row.seeds_text.startswith("repeat 1, repeat 2")
+
+    assert _time(row) == duration_text(long.best_duration_s) != duration_text(long.totals.duration_s)
 
     result = result_of(long, folder, 0)
     assert (result.summary.count, result.energy.energy_j) == (16, pytest.approx(201, abs=0.5))

@@ -330,7 +330,7 @@ def _co2e_and_grade_lines(rows: Sequence[Row]) -> list[list[str]]:
 
 def _co2e_cell(row: Row) -> str:
     """Mean of the runs' low ends to mean of their high ends; only if every run of the row has them."""
-    found = [run.record.totals.co2e for run in row.runs if run.record.totals and run.record.totals.co2e]
+    found = [co2e for run in row.runs if (co2e := run.record.best_co2e)]
     if not found or len(found) < len(row.runs):
         return NOTHING
     low, high = (

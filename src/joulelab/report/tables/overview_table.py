@@ -160,7 +160,7 @@ def _inference(row: Row, several: bool) -> Cell:
 
 
 def _co2e(row: Row) -> Cell:
-    found = [run.record.totals.co2e for run in row.runs if run.record.totals and run.record.totals.co2e]
+    found = [co2e for run in row.runs if (co2e := run.record.best_co2e)]
     if len(found) < len(row.runs):
         return Cell(NOTHING)
     low, high = (sum(ends) / len(found) for ends in zip(*((f.co2e_g_low, f.co2e_g_high) for f in found), strict=True))
@@ -174,7 +174,7 @@ def _mean_power(row: Row) -> Cell:
 
 
 def _time(row: Row) -> Cell:
-    values = [run.record.totals.duration_s for run in row.runs if run.record.totals]
+    values = [run.record.best_duration_s for run in row.runs if run.record.totals]
     return Cell(duration_text(sum(values) / len(values)), sum(values) / len(values)) if values else Cell(NOTHING)
 
 

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from joulelab.meter.figures import EnergyFigure, Frozen, bound_mark, covered_percent, figure_text
-from joulelab.meter.grids import Co2e, Cost, co2e, co2e_text, cost, cost_text
+from joulelab.meter.grids import Co2e, Cost, co2e_text, cost_text
 from joulelab.meter.series import Gap, Trace, load_trace
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import (
@@ -150,7 +150,6 @@ def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
     energy = program.energy if program else None
     successful = [stage for stage in stages if stage.status == "done"] or stages
     measured = [stage.energy_j for stage in successful if stage.energy_j is not None and stage.best.measured]
-    emissions, costs = _emissions_and_cost(record)
     return MeasureResult(
         run_id=record.run_id,
         folder=str(folder),
@@ -164,8 +163,8 @@ def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
         energy=energy,
         energy_kwh=energy.energy_j / J_PER_KWH if energy and energy.energy_j is not None else None,
         mean_power_w=program.energy.mean_power_w(program.duration_s) if program else None,
-        co2e=emissions,
-        cost=costs,
+        co2e=record.best_co2e,
+        cost=record.best_cost,
         grade=record.validity.grade,
         total_energy_j=record.totals.best.energy_j if record.totals else None,
         repetitions=tuple(
@@ -181,14 +180,6 @@ def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
 # The answer as text: one line that `measure`, `show`, print(m), the callbacks and the notebook have in common.
 
 
-def _emissions_and_cost(record: RunRecord) -> tuple[Co2e | None, Cost | None]:
-    """Of the energy that is printed for the run; totals have those of the whole run."""
-    totals, energy = record.totals, record.best_energy
-    if totals is None:
-        return None, None
-    return co2e(energy, totals.grid, totals.pue), cost(energy, totals.price)
-
-
 def answer_text(record: RunRecord) -> str:
     """`146 J ±70 %, estimated; 4.06e-05 kWh; mean 12.3 W; 11.9 s`, then CO2e and cost if requested."""
     energy, duration_s = record.best_energy, record.best_duration_s
@@ -201,7 +192,7 @@ def answer_text(record: RunRecord) -> str:
         f"mean {power_text(energy.mean_power_w(duration_s))}",
         duration_text(duration_s),
     ]
-    emissions, costs = _emissions_and_cost(record)
+    emissions, costs = record.best_co2e, record.best_cost
     if emissions is not None and record.totals is not None and record.totals.grid is not None:
         parts.append(f"{co2e_text(emissions, energy.is_lower_bound)} (grid {record.totals.grid.name})")
     if costs is not None:
