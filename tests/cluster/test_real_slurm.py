@@ -16,6 +16,8 @@ from slurm_cluster import why_not_here
 from slurm_lab import PATIENCE_S
 from tiny_reviews import settings, write_encoder, write_reviews
 
+from joulelab.report.tables.run_tables import node_grids
+
 pytestmark = pytest.mark.skipif(why_not_here() is not None, reason=why_not_here() or "")
 
 LIMITED_STEPS = 600
@@ -128,7 +130,7 @@ def test_two_nodes_with_two_ranks_each_are_one_run_and_their_joules_are_its_tota
     assert train.energy_j == pytest.approx(output_text, rel=0.03)
     assert train.samples == (20 - 1) * 4 * 4  # the first step is setup
     assert abs(record.attempts[1].clock_offset_s) < 1.0
-    assert "By host" in lab.log(job)
+    assert node_grids(record)[0].caption == "By host"
     kept = [file.name for file in (lab.store / job["runs"][0] / "trace").glob("node*")]
     assert sorted(name for name in kept if name.endswith(("jsonl", "parquet"))) == [
         "node1.1.parquet",

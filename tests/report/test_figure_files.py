@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from joulelab.cli.main import app
+from joulelab.errors import UsageError
 from joulelab.report.compare.run_selection import select
 from joulelab.report.page import figure_names, selection_page
 from joulelab.report.tables.grid import make_grid, to_csv, to_latex
@@ -45,3 +47,34 @@ def test_latex_and_csv_keep_special_characters_inside_their_cells() -> None:
     assert r"50 \% \& \{more\} & 1 $\pm$ 2 \\" in to_latex(grid) and r"a\_b & x \\" in to_latex(grid)
     assert r"$<$0.1 & $>$ \\" in to_latex(grid)
     assert to_csv(grid).splitlines()[3] == '"say ""no"", please",3 → 4'
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("a.pdf", b"%PDF"), ("a.png", b"\x89PNG"), ("a.svg", b"<svg"), ("a.tex", b"% "), ("a.html", b"<!doctype html>")],
+)
+def test_the_suffix_of_the_file_decides_the_format(made, tmp_path: Path, monkeypatch, name: str, start: bytes) -> None:
+    made.write_run(tmp_path / "runs", made.distilled("KD", 0, 826, 131.0, True), True)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["report", "last", "--out", name])
+    assert done.exit_code == 0, done.output
+    content = (tmp_path / name).read_bytes().lstrip()
+    assert content.startswith(start)
+    if name == "a.svg":
+        assert b"student.train" in content
+    if name == "a.tex":
+        assert b"student.train & 131 J" in content
+
+
+def test_another_suffix_is_refused_before_anything_is_read(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = CliRunner().invoke(app, ["report", "no-such-run", "--out", "a.docx"])
+    assert isinstance(refused.exception, UsageError)
+    assert "expected .html, .svg, .png, .pdf, .tex" in refused.exception.message
+
+
+def test_a_run_without_energy_has_no_chart_to_write(made, tmp_path: Path, monkeypatch) -> None:
+    made.write_run(tmp_path / "runs", made.make_record("KD", 0, (), status="truncated"))
+    monkeypatch.chdir(tmp_path)
+    refused = CliRunner().invoke(app, ["report", "last", "--out", "a.pdf"])
+    assert isinstance(refused.exception, UsageError) and "has no chart" in refused.exception.message

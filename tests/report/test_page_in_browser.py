@@ -14,14 +14,17 @@ import pytest
 from joulelab.meter.figures import labeled_text
 from joulelab.report.compare.method_rows import compare
 from joulelab.report.compare.scopes import STUDENTS, method_energies
-from joulelab.report.page import write_report
+from joulelab.report.page import write_page, write_report
+from joulelab.report.store_page import store_page
 from joulelab.report.wording import ratio_cell
 from joulelab.runs.artifacts import unmetered
+from joulelab.runs.index import IndexReporter
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
 WIDTHS = (1280, 390)
 PATIENCE_MS = 180_000  # a busy machine renders slowly
+OPEN_ALL = "document.querySelectorAll('details.part').forEach(d => { d.open = true; })"
 EVIL = "</script><script>document.title='owned'</script>"
 
 
@@ -60,6 +63,10 @@ def visit(request, browser, report: Path) -> Iterator[Visit]:
     seen.page.on("request", lambda sent: seen.requests.append(sent.url))
     seen.page.goto(report.as_uri())
     seen.page.wait_for_function("[...document.querySelectorAll('.chart')].every(c => c.querySelector('svg'))")
+    opening = "[...document.querySelectorAll('.chart')].map(c => c.checkVisibility({ contentVisibilityAuto: true }))"
+    assert seen.page.evaluate(opening) == [True, *[False] * 5], "the first chart is visible, the details are closed"
+    seen.page.evaluate(OPEN_ALL)
+    seen.page.wait_for_function("[...document.querySelectorAll('.chart')].every(c => c.dataset.width == c.clientWidth)")
     yield seen
     context.close()
 
@@ -89,6 +96,19 @@ def test_the_first_table_is_whole_on_a_desk_and_scrolls_on_a_phone(visit: Visit)
     place = "document.querySelector('#overview').closest('.scroll')"
     width, seen = visit.page.evaluate(f"[{place}.scrollWidth, {place}.clientWidth]")
     assert (width <= seen) == (visit.page.viewport_size["width"] > 1000)
+
+
+def test_the_energy_column_of_every_table_is_visible_without_scrolling(visit: Visit) -> None:
+    """Also on a phone: a reader looks for joules."""
+    beyond = visit.page.evaluate(
+        """[...document.querySelectorAll('table')].filter(t => t.getClientRects().length).map(table => {
+          const heads = [...table.tHead.rows[0].cells];
+          const head = heads.find(th => /^(Own energy|Energy|Teacher\\s+included|Gross)/.test(th.textContent.trim()));
+          const right = head && head.getBoundingClientRect().right;
+          return head && right > window.innerWidth ? table.caption.textContent + ': ' + right : null;
+        }).filter(Boolean)"""
+    )
+    assert beyond == []
 
 
 def test_commands_are_whole_and_short_words_unbroken_at_any_width(visit: Visit) -> None:
@@ -162,6 +182,7 @@ def test_dark_and_print_keep_text_readable(browser, report: Path) -> None:
     page = context.new_page()
     page.goto(report.as_uri())
     page.wait_for_selector(".chart svg text")
+    page.evaluate(OPEN_ALL)
     assert min(page.evaluate(contrast)) >= 4.5
     page.emulate_media(media="print")
     assert min(page.evaluate(contrast)) >= 4.5
@@ -183,6 +204,7 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
     ready = "[...document.querySelectorAll('.chart')].every(c => c.querySelector('svg'))"
     page.goto(measured_report.as_uri())
     page.wait_for_function(ready)
+    page.evaluate(OPEN_ALL)
     kd = page.locator("#overview tr[data-method='response KD']")
     energy, times = kd.locator("[data-selected=energy]"), kd.locator("[data-selected=ratio]")
     first = [energy.inner_text(), times.inner_text()]
@@ -232,6 +254,7 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
     page.goto("about:blank")
     page.goto(address)
     page.wait_for_function(ready)
+    page.evaluate(OPEN_ALL)
     assert page.locator("#students-count").inner_text() == "10 students", address
     assert kd.locator("[data-selected=energy]").inner_text() == "276 J ±0.4 %, energy counter"
     assert page.evaluate(order)[0] == "teacher" and page.locator("#found").inner_text() == "1 of 4 methods"
@@ -260,6 +283,7 @@ def test_every_state_of_the_controls_shows_what_the_report_computed(browser, mad
     page = browser.new_page()
     page.set_default_timeout(PATIENCE_MS)
     page.goto(path.as_uri())
+    page.evaluate(OPEN_ALL)
     state = """([scope, n]) => {
       window.view.change({ scope, n });
       return Object.fromEntries([...document.querySelectorAll('#overview tbody tr')].map(row => [row.dataset.method,
@@ -284,6 +308,7 @@ def test_a_lower_bound_stays_one_when_the_scope_is_moved_and_is_on_no_front(brow
     page = browser.new_page()
     page.set_default_timeout(PATIENCE_MS)
     page.goto(write_report(made.write_group(tmp_path, records, True)).as_uri())
+    page.evaluate(OPEN_ALL)
     kd = page.locator("#overview tr[data-method='response KD']")
     first = kd.locator("[data-selected=energy]").inner_text()
     page.select_option("#scope", "pue")
@@ -299,6 +324,7 @@ def test_no_method_is_marked_where_others_used_the_cores_while_joules_were_estim
     page = browser.new_page()
     page.set_default_timeout(PATIENCE_MS)
     page.goto(write_report(made.write_group(tmp_path, records)).as_uri())
+    page.evaluate(OPEN_ALL)
     kd = page.locator("#overview tr[data-method='response KD']")
     doubt = "6.48x [5.77, 7.28]\ninconclusive\n(CPU\ncontention)"
     assert page.locator("#overview .front:visible").count() == 0
@@ -310,4 +336,39 @@ def test_no_method_is_marked_where_others_used_the_cores_while_joules_were_estim
     # a factor on all of them changes neither the ratio nor its doubt, nor that joules are estimated
     assert kd.locator("[data-selected=ratio]").inner_text() == doubt
     assert kd.locator("[data-selected=energy]").inner_text() == "1.11 kJ ±70 %, estimated"
+    page.close()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_of_a_store_filters_sorts_and_links(browser, made, tmp_path: Path, width: int) -> None:
+    for seed in range(3):
+        write_report(
+            made.write_run(tmp_path, made.distilled("response KD", seed, 826 + seed, 131.0 + seed, True), True)
+        )
+    made.write_run(tmp_path, made.teacher_run(True), True)
+    report = write_page(
+        store_page(tmp_path, IndexReporter(lambda text: None, lambda count: None)), tmp_path / "report.html"
+    )
+    page, problems, requests = browser.new_page(viewport={"width": width, "height": 900}), [], []
+    page.set_default_timeout(PATIENCE_MS)
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda sent: requests.append(sent.url))
+    page.goto(report.as_uri())
+    page.wait_for_selector(".chart svg")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert page.evaluate("document.querySelector('.chart svg').getBoundingClientRect().right <= innerWidth")
+    energy = page.locator("#list-table th", has_text="Own energy")
+    assert energy.evaluate("head => head.getBoundingClientRect().right <= window.innerWidth")
+    assert page.locator("#list-found").inner_text() == "4 of 4 runs"
+    page.locator("#list-find").fill("response")
+    assert page.locator("#list-found").inner_text() == "3 of 4 runs"
+    page.locator("#list-find").fill("")
+    energy.locator("button").click()
+    values = "[...document.querySelectorAll('#list-table tbody tr')].map(r => Number(r.cells[1].dataset.value))"
+    assert page.evaluate(values) == sorted(page.evaluate(values))
+    assert [url for url in requests if not url.startswith("data:")] == [report.as_uri()] and problems == []
+    page.locator("#list-table a").first.click()
+    page.wait_for_selector("h1")
+    assert page.locator("h1").inner_text() == "response KD"
     page.close()

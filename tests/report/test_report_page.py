@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from joulelab.errors import NotFoundError
-from joulelab.report.page import chart_library, write_report
+from joulelab.report.compare.run_selection import select
+from joulelab.report.page import chart_library, selection_page, write_page, write_report
 from joulelab.report.tables import provenance
 
 EVIL = "</script><script>alert(1)</script>"
@@ -25,14 +26,27 @@ def test_a_group_report_is_one_file_below_its_size_limit(made, tmp_path: Path) -
     assert path.stat().st_size < 1_500_000
     text = without_library(path)
     assert not re.search(r"(src|href)=[\"']?(https?:)?//", text)
-    for heading in ("Verdict", "Numbers", "Figures", "How it was measured", "What differs", "How to reproduce"):
+    for heading in ("Verdict", "Numbers", "More charts", "How it was measured", "What differs", "How to reproduce"):
         assert f">{heading}</h2>" in text
 
 
-def test_estimated_joules_are_declared_before_anything_else(made, tmp_path: Path) -> None:
+def test_a_page_opens_with_tiles_a_chart_and_three_sentences_and_details_are_closed(made, tmp_path: Path) -> None:
     text = without_library(write_report(made.write_group(tmp_path, made.demo_records())))
-    body = text[text.index("<body>") :]
-    assert body.index("Joules are ESTIMATED") < body.index("<h1>") < body.index("Compared with labels only")
+    body = text[text.index("<body>") : text.index("<footer>")]
+    opening, _, rest = body.partition("<details")
+    tiles = re.findall(r"<dt>(.*?)</dt>", opening)
+    assert tiles == ["Energy", "Electricity", "CO2e", "Time", "Best accuracy", "Grade"]
+    assert opening.count('class="chart"') == 1 and "Quality against energy" in opening
+    verdict = opening[opening.index('id="verdict"') :].partition("</section>")[0]
+    assert 1 <= verdict.count("<p") <= 3 and "Compared with labels only" in verdict
+    assert rest and "<details open" not in body and body.count("<details id=") >= 8
+
+
+def test_estimated_energy_is_labeled_in_the_first_tile(made, tmp_path: Path) -> None:
+    text = without_library(write_report(made.write_group(tmp_path, made.demo_records())))
+    tile = re.search(r"<dt>Energy</dt><dd>(.*?)</dd>", text)
+    assert tile and "±70\u00a0%" in tile.group(1) and "estimated" in tile.group(1)
+    assert "Joules are ESTIMATED" in text[text.index('id="measured"') :]
 
 
 def test_measured_joules_bring_no_banner(made, tmp_path: Path) -> None:
@@ -54,7 +68,9 @@ def test_a_single_run_has_a_page_of_its_own(made, tmp_path: Path) -> None:
     out = write_report(made.write_run(tmp_path, record), tmp_path / "mail" / "run.html")
     text = without_library(out)
     assert out == tmp_path / "mail" / "run.html"
-    assert "response KD: done, accuracy 82.6 % [80.1, 84.8], 144 J ±70 %, estimated, for its own stages" in text
+    assert "response KD: done, accuracy 82.6\u00a0% [80.1, 84.8], 144\u00a0J ±70\u00a0%, estimated, for its own" in text
+    opening = text[text.index("<main>") : text.index("<details")]
+    assert "Energy by stage" in opening and opening.count('class="chart"') == 1
 
 
 def test_a_run_killed_before_its_first_reading_still_has_a_page(made, tmp_path: Path) -> None:
@@ -99,8 +115,50 @@ def test_joulelabs_commit_is_the_packages_and_the_folders_is_reported_as_the_use
 
 
 def test_a_run_is_reproduced_from_its_config_where_its_experiment_is_unknown(made, tmp_path: Path) -> None:
-    command = provenance.reproduce_command(made.teacher_run(), tmp_path / "my runs" / "r1")
-    assert command == f"joulelab run '{tmp_path}/my runs/r1/config.yaml'"
+    record = made.teacher_run()
+    assert provenance.reproduce_command(record) == f"joulelab run {record.run_id}/config.yaml"
+
+
+def measured_program(made, label: str, command: tuple[str, ...], joules: float = 120.0):
+    record = made.make_record(label, 0, [made.Part("program.run", 10.0, joules)], measured=True)
+    spec = {"pipeline": "measure", "name": label, "command": list(command), "repeat": 1, "warmup": 2}
+    return record.model_copy(update={"spec": spec, "results": {}, "lineage": (), "made": ()})
+
+
+def test_no_absolute_path_is_in_a_command_to_reproduce(made) -> None:
+    program = measured_program(made, "train", ("python", "/home/me/work/train.py", "--data=/scratch/x/reviews.csv"))
+    command = provenance.reproduce_command(program)
+    assert command == "joulelab measure --warmup=2 -- python PATH/train.py --data=PATH/reviews.csv"
+    assert provenance.portable('"~/data/a.csv"') == '"PATH/a.csv"'
+    assert provenance.portable("https://host/a/b") == "https://host/a/b"
+    assert provenance.portable("org/model") == "org/model" and provenance.portable("./my.py") == "./my.py"
+
+
+def test_zoo_runs_are_reproduced_by_their_verb(made) -> None:
+    record = made.teacher_run()
+    spec = {"pipeline": "train", "name": "gpt2", "model": "gpt2", "size": "tiny", "training": {"max_steps": 20}}
+    command = provenance.reproduce_command(record.model_copy(update={"name": "gpt2", "spec": spec}))
+    assert command == "joulelab train gpt2 size='\"tiny\"' training.max_steps=20".replace(
+        "size='\"tiny\"'", "'size=\"tiny\"'"
+    )
+
+
+WORDS = ("student", "teacher", "distill")
+
+
+def test_pages_of_measured_programs_never_mention_students(made, tmp_path: Path) -> None:
+    one, other = (
+        measured_program(made, name, ("python", f"{name}.py"), joules) for name, joules in (("a", 120.0), ("b", 90.0))
+    )
+    pages = [write_report(made.write_run(tmp_path, one, True))]
+    made.write_run(tmp_path, other, True)
+    selection = select(tmp_path, [one.run_id, other.run_id])
+    pages.append(write_page(selection_page(selection, tmp_path), tmp_path / "both.html"))
+    for page in pages:
+        text = without_library(page)
+        body = text[text.index("<body>") : text.index("<script")].lower()
+        assert not [word for word in WORDS if word in body]
+        assert page != pages[0] or "seed" not in body
 
 
 def test_a_known_experiment_is_reproduced_by_name_and_changed_settings(made, monkeypatch, tmp_path: Path) -> None:
@@ -111,7 +169,7 @@ def test_a_known_experiment_is_reproduced_by_name_and_changed_settings(made, mon
             return {**record.spec, "seed": 0, "label": "labels only", "training": {"learning_rate": 0.1}}
 
     monkeypatch.setattr(provenance, "load_spec", lambda name: Shipped())
-    command = provenance.reproduce_command(record, tmp_path)
+    command = provenance.reproduce_command(record)
     assert command == "joulelab run made-labels-only seed=3 training.learning_rate=0.001"
 
 

@@ -15,16 +15,29 @@ if TYPE_CHECKING:
     from joulelab.meter.grids import GridFactor
     from joulelab.report.compare.comparison import Comparison
     from joulelab.report.compare.run_selection import Selection
+    from joulelab.report.page import Page
 
 
 def report(
-    names: SeveralRuns,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN...",
+            help="Runs or groups: id, its start or end, directory, quoted pattern, or `last`.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
+    whole_store: Annotated[
+        bool, typer.Option("--store", help="One page over all runs of the store: trend over time, filter, links.")
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             "-o",
-            help="FILE.html or a directory (default: the run or group; for several runs, here).",
+            metavar="FILE|DIR",
+            help="FILE.html, or FILE.pdf, .png, .svg (the first chart), .tex (the main table), or a directory "
+            "(default: report.html in the run, group or store; for several runs, comparison.html here).",
         ),
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
@@ -40,7 +53,7 @@ def report(
     include_repeated: IncludeRepeated = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Write a single offline HTML report: verdict, table, figures, break-even, measurement method.
+    """Write a single offline HTML page: result tiles, one chart, a verdict; details below, collapsed.
 
     The page needs no server and no network. In it you can sort and filter methods, select the energy scope, and split
     the teacher across N students; the URL keeps the selection, and tables can be copied as Markdown, LaTeX or CSV.
@@ -49,21 +62,33 @@ def report(
 
       joulelab report last --open
 
+      joulelab report last --out figure.pdf
+
+      joulelab report last --out table.tex
+
+      joulelab report --store --open
+
       joulelab report 'demo-labels-*' 'demo-kd-*' --out comparison.html
 
       joulelab report last --svg --pdf --latex
     """
-    from joulelab.report.compare.run_selection import select
-    from joulelab.report.page import REPORT, selection_page, write_page
+    from joulelab.report.page import check_document, write_document
     from joulelab.runs.store import store_root
 
-    store = store_root(runs_dir)
-    selection = select(store, names, baseline)
-    page = selection_page(selection, store, quality, include_repeated)
-    place = selection.place / REPORT if selection.place else Path("comparison.html")
     is_folder = out is not None and (out.is_dir() or not (out.suffix or out.is_file()))
+    if out is not None and not is_folder:
+        check_document(out)
+    store = store_root(runs_dir)
+    if whole_store:
+        if names or baseline or quality or include_repeated:
+            raise UsageError("--store is about all runs of the store", "leave runs and comparison options out")
+        page, place = _store_page(store)
+    elif names:
+        page, place = _runs_page(store, names, baseline, quality, include_repeated)
+    else:
+        raise UsageError("no run was named", "joulelab report last, or joulelab report --store for all runs")
     target = out / place.name if out and is_folder else out or place
-    print(write_page(page, target))
+    print(write_document(page, target))
     formats = [name for name, requested in (("svg", svg), ("png", png), ("pdf", pdf)) if requested]
     if formats or latex:
         from joulelab.report.page import write_files
@@ -74,6 +99,26 @@ def report(
         import webbrowser
 
         webbrowser.open(target.absolute().as_uri())
+
+
+def _store_page(store: Path) -> tuple[Page, Path]:
+    from joulelab.cli.browse import progress_messages
+    from joulelab.report.page import REPORT
+    from joulelab.report.store_page import store_page
+
+    return store_page(store, progress_messages()), store / REPORT
+
+
+def _runs_page(
+    store: Path, names: list[str], baseline: str | None, quality: str | None, include_repeated: bool
+) -> tuple[Page, Path]:
+    """The page, and where it is written by default."""
+    from joulelab.report.compare.run_selection import select
+    from joulelab.report.page import REPORT, selection_page
+
+    selection = select(store, names, baseline)
+    page = selection_page(selection, store, quality, include_repeated)
+    return page, selection.place / REPORT if selection.place else Path("comparison.html")
 
 
 Form = Literal["text", "markdown", "latex", "csv"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from joulelab.report.compare.scopes import (
     shares_teacher,
     stated_pue,
 )
-from joulelab.report.compare.verdict import provenance, verdict
+from joulelab.report.compare.verdict import provenance, short_verdict, verdict
 from joulelab.report.energy_sums import run_energy
 from joulelab.report.export import comparison_data
 from joulelab.report.figures.chart_base import Figure, Spec, stage_colors, stages_of_run
@@ -55,11 +56,13 @@ from joulelab.report.figures.training_figures import (
     quality_over_joules,
     sweep_figures,
 )
+from joulelab.report.opening import Tile, group_tiles, run_sentences, run_tiles
 from joulelab.report.tables.comparison_tables import comparison_grids
-from joulelab.report.tables.grid import Grid, latex_text, to_latex
+from joulelab.report.tables.grid import Cell, Grid, latex_text, to_latex
 from joulelab.report.tables.inference_pair import models_data, models_grids, models_headline
-from joulelab.report.tables.overview_table import overview_grid
+from joulelab.report.tables.overview_table import brief_grid, overview_grid
 from joulelab.report.tables.provenance import (
+    PATH,
     checklist_grid,
     difference_grid,
     environment_differences,
@@ -70,11 +73,11 @@ from joulelab.report.tables.provenance import (
     sensor_grid,
     trace_headers,
 )
-from joulelab.report.tables.run_tables import run_grids
+from joulelab.report.tables.run_tables import run_grids, stages_grid
 from joulelab.report.tables.sweep_table import read_sweep, sweep_data, sweep_grids, sweep_headline
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.paths import GroupPaths, RunPaths, cache_folder
-from joulelab.runs.record import RunRecord, program_energy
+from joulelab.runs.record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -92,19 +95,37 @@ class RunSection:
 
 
 @dataclass(frozen=True)
+class ListedLine:
+    """A run in the list of a store's page."""
+
+    cells: tuple[Cell, ...]
+    link: str
+    """Relative address of its page; empty if it has none."""
+
+
+@dataclass(frozen=True)
 class Page:
     title: str
     about: str
     identity: tuple[str, ...]
-    provenance: tuple[str, ...]
-    headline: str
-    sentences: tuple[str, ...]
-    grids: tuple[Grid, ...]
+    tiles: tuple[Tile, ...]
+    verdict: tuple[str, ...]
+    """At most three sentences."""
     figures: tuple[Figure, ...]
-    measured: tuple[Grid, ...]
-    differs: tuple[Grid, ...]
-    environment: Grid
-    runs: tuple[RunSection, ...]
+    """The first one opens the page."""
+    table: Grid | None
+    """The main table, for a paper."""
+    provenance: tuple[str, ...] = ()
+    """How estimated energies were obtained."""
+    findings: tuple[str, ...] = ()
+    """Everything that the comparison found, in sentences."""
+    grids: tuple[Grid, ...] = ()
+    measured: tuple[Grid, ...] = ()
+    differs: tuple[Grid, ...] = ()
+    environment: Grid | None = None
+    runs: tuple[RunSection, ...] = ()
+    listing: tuple[Grid, tuple[ListedLine, ...]] | None = None
+    """The runs of a store: columns, and one line per run."""
     overview: Grid | None = None
     roles: Mapping[str, str] = field(default_factory=dict)
     """Method -> its role in the comparison."""
@@ -123,6 +144,10 @@ class Page:
     """Datasets that the figures of a comparison read by name."""
     plain: dict[str, Any] = field(default_factory=dict)
     """The same as plain data, for the JSON download."""
+
+    @property
+    def uses_paths(self) -> bool:
+        return any(f"{PATH}/" in run.command for run in self.runs)
 
     @property
     def all_figures(self) -> dict[str, Figure]:
@@ -158,9 +183,11 @@ def comparison_page(selection: Selection, comparison: Comparison) -> Page:
         title=group.name,
         about=group.about,
         identity=_identity(group, records),
+        tiles=group_tiles(group, records, comparison),
+        verdict=short_verdict(comparison, warning),
+        table=brief_grid(comparison) if comparison.rows else None,
         provenance=found.provenance,
-        headline=found.headline,
-        sentences=(*([warning] if warning else []), *found.sentences),
+        findings=(*([warning] if warning else []), *found.sentences),
         grids=comparison_grids(comparison),
         figures=comparison_figures(comparison, sections),
         measured=_measured(records, folders),
@@ -233,9 +260,10 @@ def sweep_page(selection: Selection) -> Page:
         title=group.name,
         about=group.about,
         identity=_identity(group, records),
+        tiles=group_tiles(group, records, None),
+        verdict=(sweep_headline(sweep),),
+        table=sweep_grids(sweep)[0],
         provenance=provenance(records),
-        headline=sweep_headline(sweep),
-        sentences=(),
         grids=sweep_grids(sweep),
         figures=sweep_figures(sweep),
         measured=_measured(records, folders),
@@ -255,9 +283,10 @@ def _models_page(selection: Selection) -> Page:
         title=group.name,
         about=group.about,
         identity=_identity(group, records),
+        tiles=group_tiles(group, records, None),
+        verdict=(models_headline(records),),
+        table=next(iter(models_grids(records)), None),
         provenance=provenance(records),
-        headline=models_headline(records),
-        sentences=(),
         grids=tuple(models_grids(records)),
         figures=(figure,) if figure else (),
         measured=_measured(records, folders),
@@ -275,18 +304,19 @@ def run_page(record: RunRecord, folder: Path) -> Page:
     )
     comparison = compare(alone, [record], folder.parent, {record.run_id: folder})
     figures = (
-        joules_against_latency(record),
         stages_of_run(record),
+        joules_against_latency(record),
         quality_over_joules(comparison, section.curve),
         *phase_figures(comparison),
     )
     return Page(
         title=record.label,
         about=str(record.spec.get("about", "")),
-        identity=(record.run_id, record.created_at[:16].replace("T", " "), f"seed {seed_of(record)}"),
+        identity=(record.run_id, record.created_at[:16].replace("T", " "), *_seed(record)),
+        tiles=run_tiles(record),
+        verdict=run_sentences(record),
+        table=stages_grid(record) if record.stages else None,
         provenance=provenance([record]),
-        headline=run_headline(record),
-        sentences=(),
         grids=section.grids,
         figures=tuple(figure for figure in figures if figure),
         measured=_measured([record], {record.run_id: folder}),
@@ -297,17 +327,9 @@ def run_page(record: RunRecord, folder: Path) -> Page:
     )
 
 
-def run_headline(record: RunRecord) -> str:
-    found, quality = run_energy(record), quality_of(record)
-    own = f"{labeled_text(found.own)}, for its own stages" if found.own.energy_j is not None else "energy missing"
-    if program := program_energy(record):
-        own = labeled_text(program.energy) + (f", mean of {program.count} repeats" if program.count > 1 else "")
-    parts = [f"{record.label}: {record.status}", own]
-    if quality is not None:
-        parts.insert(1, f"{quality.measure.title} {quality.text()}")
-    if found.inherited is not None and found.inherited.energy_j is not None:
-        parts.append(f"{labeled_text(found.whole, found.mixed_whole)}, inherited energy included")
-    return ", ".join(parts) + "."
+def _seed(record: RunRecord) -> list[str]:
+    """Programs have no seed."""
+    return [] if record.spec.get("pipeline") == "measure" else [f"seed {seed_of(record)}"]
 
 
 def run_section(record: RunRecord, folder: Path, colors: Mapping[str, str] | None = None) -> RunSection:
@@ -321,11 +343,11 @@ def run_section(record: RunRecord, folder: Path, colors: Mapping[str, str] | Non
     traces = attempt_traces(RunPaths(folder))
     return RunSection(
         run_id=record.run_id,
-        title=f"{record.label}, seed {seed_of(record)}",
+        title=", ".join([record.label, *_seed(record)]),
         status=record.status,
         facts=tuple(facts),
         grids=run_grids(record),
-        command=reproduce_command(record, folder),
+        command=reproduce_command(record),
         power=power_over_time(record, traces, colors),
         curve=tuple(curve_points(record, folder, traces)),
     )
@@ -413,6 +435,7 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["units"] = _with_units
     # the library replaces the aria-label of a chart's element by the description in the spec
     specs = {
         name: {"spec": {**figure.spec, "description": figure.description}, "log_axis": figure.log_axis}
@@ -422,6 +445,11 @@ def render(page: Page) -> str:
     return template.render(
         page=page, specs=specs, data=page_data(page), library=chart_library(), version=joulelab.__version__
     )
+
+
+def _with_units(text: str) -> str:
+    """With a no-break space between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=%|[kmµMGn]?(?:J|Wh|W|s|gCO2e)\b)", "\u00a0", text)
 
 
 def page_data(page: Page) -> dict[str, Any]:
@@ -460,6 +488,38 @@ def _pdf(spec: Spec) -> bytes:
 
 
 FORMATS: dict[str, Callable[[Spec], bytes]] = {"svg": _svg, "png": _png, "pdf": _pdf}
+
+
+DOCUMENTS = (".html", *(f".{name}" for name in FORMATS), ".tex")
+
+
+def check_document(out: Path) -> None:
+    """Refuse a file name whose format cannot be written, before anything is computed."""
+    if out.suffix.lower() not in DOCUMENTS:
+        raise UsageError(
+            f"--out {out}: cannot write {out.suffix or 'a file without suffix'}; expected {', '.join(DOCUMENTS)}",
+            ".html is the page; .pdf, .png and .svg its first chart; .tex its main table",
+        )
+
+
+def write_document(page: Page, target: Path) -> Path:
+    """The page as .html, its first chart as .pdf, .png or .svg, its main table as .tex."""
+    check_document(target)
+    kind = target.suffix.lower().removeprefix(".")
+    if kind == "html":
+        return write_page(page, target)
+    if kind == "tex" and page.table is not None:
+        content = ("% \\usepackage{booktabs,amssymb}\n\n" + to_latex(page.table)).encode()
+    elif kind in FORMATS and page.figures:
+        content = FORMATS[kind](standalone_spec(page.figures[0], page))
+    else:
+        what = "table" if kind == "tex" else "chart"
+        raise UsageError(f"--out {target}: {page.title} has no {what}, because no energy was recorded", "use .html")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return _write(target, content)
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror}", "choose another file with --out") from None
 
 
 def write_files(page: Page, folder: Path, formats: Sequence[str], latex: bool = False) -> list[Path]:

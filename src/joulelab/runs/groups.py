@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from joulelab import clock
@@ -160,6 +161,23 @@ def load_group(folder: Path) -> GroupRecord:
             f"{folder}/group.json does not match this version: {error.error_count()} invalid fields",
             "restore it from a backup; its runs are not affected",
         ) from None
+
+
+def group_yaml(group: GroupRecord) -> str:
+    """The group as an experiment file in its folder: `joulelab run group.yaml` runs it again.
+
+    A member that was started refers to the settings of its run, relative to the file; another one to its experiment.
+    """
+    members: list[dict[str, Any]] = []
+    for member in group.members:
+        named: dict[str, Any] = {"experiment": f"../../{member.run_id}/config.yaml"}
+        if member.run_id is None:
+            overrides = {key: value for key, value in member.spec.items() if key not in ("name", "about", "seed")}
+            named = {"experiment": member.experiment, "overrides": overrides}
+        members.append({**named, "seeds": [member.seed]})
+    baseline = group.baseline or group.members[0].label
+    settings = {"name": group.name, "about": group.about, "baseline": baseline, "members": members}
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
 RunMember = Callable[[RunPaths], RunRecord]

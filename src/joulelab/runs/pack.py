@@ -30,6 +30,7 @@ from joulelab import __version__
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.runs.artifacts import BILL, CONTENTS
 from joulelab.runs.environment import REDACTED
+from joulelab.runs.groups import group_yaml, load_group
 from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, storage_failure
 from joulelab.runs.store import current_record, read_record
 
@@ -66,6 +67,7 @@ def without_secrets(text: str) -> tuple[str, int]:
     return text, tokens + addresses + fields
 
 
+GROUP_SETTINGS = "group.yaml"
 TOP, STORE, MANIFEST, SUMS, README = "joulelab-pack", "runs", "MANIFEST.json", "SHA256SUMS", "README.txt"
 FORMAT = 1
 _OF_A_RUN = (
@@ -84,8 +86,10 @@ Check that it is whole:      sha256sum -c SHA256SUMS
 Recompute every figure:      pip install joulelab, then: joulelab unpack --verify ARCHIVE
 Look at the runs in it:      joulelab runs --runs-dir runs      (reports: runs/*/report.html)
 
+Run a group again:           joulelab run runs/groups/GROUP/group.yaml
+
 run.json holds the record of a run, trace/ the sensor readings, events/ the marks of its stages, config.yaml its
-settings, environment.json the machine and packages. {redacted}
+settings, environment.json the machine and packages; group.yaml the members of a group. {redacted}
 """
 
 
@@ -173,6 +177,9 @@ def _group_entries(folder: Path, redacted: dict[str, int]) -> Iterator[Entry]:
         if path.is_file():
             name = f"{STORE}/{GROUPS_FOLDER}/{folder.name}/{path.name}"
             yield _text_entry(name, path.read_text(encoding="utf-8", errors="surrogateescape"), redacted)
+    if paths.record.is_file():
+        name = f"{STORE}/{GROUPS_FOLDER}/{folder.name}/{GROUP_SETTINGS}"
+        yield _text_entry(name, group_yaml(load_group(folder)), redacted)
 
 
 def _text_entry(name: str, text: str, redacted: dict[str, int]) -> Entry:

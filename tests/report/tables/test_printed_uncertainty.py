@@ -17,7 +17,7 @@ from joulelab.report.compare.scopes import datasets
 from joulelab.report.figures.chart_base import folded, stages_of_run
 from joulelab.report.figures.comparison_figures import quality_against_energy, repeats, stages_by_method
 from joulelab.report.figures.serving_figures import joules_against_time
-from joulelab.report.page import run_headline
+from joulelab.report.opening import run_headline
 from joulelab.report.tables.bill_tables import bill_markdown, run_bill
 from joulelab.report.tables.comparison_tables import comparison_markdown, run_view, runs_grid
 from joulelab.report.tables.grid import render_text, to_rich

@@ -434,10 +434,10 @@ def _stage_cell(row: Row, key: tuple[str, bool], one_method: bool) -> str:
 
 def incomplete_grid(comparison: Comparison) -> Grid:
     rows = [
-        (run.label, str(run.seed), run.run_id or NOTHING, run.why, labeled_text(run.own))
+        (run.label, labeled_text(run.own), str(run.seed), run.why, run.run_id or NOTHING)
         for run in comparison.incomplete
     ]
-    titles = "Method|Seed>|Run!|Why|Energy used"
+    titles = "Method|Energy used|Seed>|Why|Run!"
     return make_grid("Incomplete runs (not compared)", titles, rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from joulelab.report.wording import NOTHING, listed
 from joulelab.runs.groups import GroupRecord, varying
 from joulelab.runs.paths import RunPaths, read_json
 from joulelab.runs.record import Check, RunRecord
-from joulelab.runs.spec import load_spec
+from joulelab.runs.spec import BASE, EXPERIMENTS, check, experiment_names, load_spec, read_mapping
 from joulelab.units import size_text
 
 # Packages whose version can change results or energy.
@@ -114,20 +115,47 @@ def _commit_text(code: Mapping[str, Any]) -> str:
     return f"commit {code['commit'][:12]}{' with uncommitted changes' if code.get('dirty') else ''}"
 
 
-def reproduce_command(record: RunRecord, folder: Path) -> str:
-    """The experiment with its changed settings; if it cannot be found, the recorded config."""
+PATH = "PATH"
+"""Stands for the folder of a file that the run named by an absolute path."""
+
+
+def reproduce_command(record: RunRecord) -> str:
+    """The verb or experiment with its changed settings; else the recorded config, relative to the store.
+
+    Absolute paths are those of one machine: their folders are written as `PATH`.
+    """
+    pipeline, spec = record.spec.get("pipeline"), record.spec
+    if pipeline == "measure":
+        usual = {"repeat": 1, "warmup": 0}
+        flags = [f"--{name}={spec[name]}" for name in usual if spec.get(name, usual[name]) != usual[name]]
+        program = [portable(str(word)) for word in spec.get("command", ())]
+        return shlex.join(["joulelab", "measure", *flags, "--", *program])
     try:
-        shipped = load_spec(record.name).model_dump(mode="json")
+        words, shipped = _shipped(record)
     except (JoulelabError, ImportError):
-        return shlex.join(["joulelab", "run", str(RunPaths(folder).config)])
-    changed = varying([shipped, record.spec])
+        return shlex.join(["joulelab", "run", f"{record.run_id}/config.yaml"])
+    changed = varying([shipped, spec])
     # settings introduced after the record was written had their default
     settings = [
-        f"{key}={json.dumps(after, ensure_ascii=False)}"
+        f"{key}={portable(json.dumps(after, ensure_ascii=False))}"
         for key, (_, after) in changed.items()
-        if _has(record.spec, key)
+        if _has(spec, key)
     ]
-    return shlex.join(["joulelab", "run", record.name, *settings])
+    return shlex.join(["joulelab", *words, *settings])
+
+
+def _shipped(record: RunRecord) -> tuple[list[str], dict[str, Any]]:
+    """The words of the command, and its settings without further ones."""
+    pipeline, model = record.spec.get("pipeline"), record.spec.get("model")
+    if pipeline in ("train", "infer") and isinstance(model, str) and record.name not in experiment_names():
+        settings = {**read_mapping(EXPERIMENTS / f"{BASE}.yaml"), "pipeline": pipeline, "model": model}
+        return [str(pipeline), portable(model)], check(settings).model_dump(mode="json")
+    return ["run", record.name], load_spec(record.name).model_dump(mode="json")
+
+
+def portable(text: str) -> str:
+    """The text with the folders of absolute paths replaced by `PATH`."""
+    return re.sub(r"(?<![\w.:/~-])~?/(?:[^\s/\"',]+/)*(?=[^\s/\"',]+)", f"{PATH}/", text)
 
 
 def _has(settings: Mapping[str, Any], key: str) -> bool:

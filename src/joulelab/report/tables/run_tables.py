@@ -52,20 +52,20 @@ def hosts_grid(record: RunRecord) -> Grid:
     for attempt in record.attempts:
         figure = attempt.energy.best(record.policy)
         offset = f"{1000 * attempt.clock_offset_s:+.0f} ms" if attempt.clock_offset_s else NOTHING
-        cells = (duration_text(attempt.billed_s), amount_text(figure), method_text(figure))
-        rows.append((attempt.host, str(attempt.number), *cells, _mean_power(figure, attempt), offset))
+        cells = (amount_text(figure), method_text(figure), duration_text(attempt.billed_s))
+        rows.append((attempt.host, *cells, _mean_power(figure, attempt), str(attempt.number), offset))
     whole = total([attempt.energy.best(record.policy) for attempt in record.attempts])
     note = f"Sum: {amount_text(whole)}, the run's total. Clock: offset from the host of rank 0."
-    return make_grid("By host", "Host!|Attempt>|Time>|Energy>|Method|Mean W>|Clock>", rows[:MOST_ROWS], note)
+    return make_grid("By host", "Host!|Energy>|Method|Time>|Mean W>|Attempt>|Clock>", rows[:MOST_ROWS], note)
 
 
 def devices_grid(record: RunRecord) -> Grid:
     rows = []
     for attempt in record.attempts:
         for device in attempt.devices:
-            cells = (device.device, device.name, amount_text(device.figure))
-            rows.append((attempt.host, str(attempt.number), *cells, _mean_power(device.figure, attempt)))
-    return make_grid("By device", "Host!|Attempt>|Device|Name|Energy>|Mean W>", rows[:MOST_ROWS])
+            cells = (device.device, amount_text(device.figure), _mean_power(device.figure, attempt), device.name)
+            rows.append((*cells, attempt.host, str(attempt.number)))
+    return make_grid("By device", "Device|Energy>|Mean W>|Name|Host!|Attempt>", rows[:MOST_ROWS])
 
 
 def _mean_power(figure: EnergyFigure, attempt: Attempt) -> str:
@@ -361,12 +361,12 @@ def inherited_grid(record: RunRecord) -> Grid:
     for ancestor in record.inherited:
         figure = ancestor_figure(ancestor, record.policy)
         stages = ", ".join(ancestor.stages) or NOTHING
-        rows.append((ancestor.name, stages, ancestor.made_by, amount_text(figure), method_text(figure)))
+        rows.append((ancestor.name, amount_text(figure), method_text(figure), stages, ancestor.made_by))
     found = run_energy(record)
     note = f"Own and inherited energy: {labeled_text(found.whole, found.mixed_whole)}."
     if found.unknown:
         note += f" Not included (energy unknown): {', '.join(found.unknown)}."
-    return make_grid("Inherited energy (from other runs)", "Artifact!|Stages|Made by|Energy>|Method", rows, note)
+    return make_grid("Inherited energy (from other runs)", "Artifact!|Energy>|Method|Stages|Made by", rows, note)
 
 
 def notes_grid(record: RunRecord) -> Grid:

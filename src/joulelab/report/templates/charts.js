@@ -62,6 +62,12 @@
     return changed;
   }
 
+  function hiddenWidth() {
+    const visible = places.find((place) => place.clientWidth);
+    const box = document.querySelector("main").clientWidth - (narrow.matches ? 20 : 36);
+    return visible && narrow.matches ? visible.clientWidth : box;
+  }
+
   function prepared(name, place) {
     const { spec, log_axis: axis } = specs[name];
     const kind = window.view.state.log[place.dataset.name];
@@ -70,7 +76,9 @@
     const now = params(window.view.state);
     const moved = (chosen.params || []).map((one) => (one.name in now ? { ...one, value: now[one.name] } : one));
     const shared = window.view.report.datasets;
-    return { ...chosen, datasets: { ...shared, ...chosen.datasets }, ...(moved.length ? { params: moved } : {}) };
+    // In a closed part the box has no width yet.
+    const width = place.clientWidth ? {} : { width: hiddenWidth() };
+    return { ...chosen, ...width, datasets: { ...shared, ...chosen.datasets }, ...(moved.length ? { params: moved } : {}) };
   }
 
   async function draw(place) {
@@ -79,6 +87,7 @@
         mode: "vega-lite", renderer: "svg", actions: false, config: config(),
       });
       views.set(place, found.view);
+      place.dataset.width = place.clientWidth;
     } catch (error) {
       place.textContent = "This figure could not be drawn: " + error.message;
       console.error(error);
@@ -89,6 +98,10 @@
   const drawAll = () => Promise.all(places.map(draw));
   drawAll();
   narrow.addEventListener("change", drawAll);
+  // A part that opens draws the charts whose box has another width than they were drawn for.
+  window.view.redraw = (part) => places
+    .filter((place) => part.contains(place) && Number(place.dataset.width) !== place.clientWidth)
+    .forEach(draw);
 
   async function move(state) {
     const now = params(state);

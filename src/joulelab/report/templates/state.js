@@ -60,20 +60,4 @@
     state = read();
     listeners.forEach((notify) => notify(state, Object.keys(first)));
   });
-
-  // Links inside the page scroll and keep the state in the address.
-  document.querySelectorAll("nav a").forEach((link) => {
-    link.addEventListener("click", (event) => {
-      event.preventDefault();
-      const section = document.getElementById(link.getAttribute("href").slice(1));
-      section.scrollIntoView();
-      section.setAttribute("tabindex", "-1");
-      section.focus({ preventScroll: true });
-      window.view.change({ at: section.id });
-    });
-  });
-  if (state.at) {
-    const section = document.getElementById(state.at);
-    if (section) section.scrollIntoView();
-  }
 })();

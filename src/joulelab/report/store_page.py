@@ -1,0 +1,237 @@
+"""One page over a whole store: energy per item over time for runs of the same kind, and a list with links to the runs.
+
+All values come from the store's index, which holds what the records state; nothing is computed from traces here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import altair as alt
+
+from joulelab.errors import NotFoundError
+from joulelab.meter.figures import labeled_text
+from joulelab.report.compare.quality import quality_of
+from joulelab.report.energy_sums import known_sum, mixes_methods
+from joulelab.report.figures.chart_base import Figure, finish
+from joulelab.report.opening import Tile, energy_tiles
+from joulelab.report.page import REPORT, ListedLine, Page
+from joulelab.report.tables.grid import Cell, Grid, make_grid
+from joulelab.report.wording import NOTHING, grams
+from joulelab.runs.index import LISTING, STAGE_ROWS, IndexReporter, ListedRun, listed, listed_run
+from joulelab.runs.paths import GROUPS_FOLDER
+from joulelab.runs.record import RunRecord
+from joulelab.units import duration_text, plural, with_prefix
+
+_COLUMNS = (LISTING, "pipeline", STAGE_ROWS, "co2e_g_low", "co2e_g_high")
+MEASURED_PROGRAM = "measure"
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    run: ListedRun
+    pipeline: str
+    kind: str
+    """Runs of the same kind are comparable over time: experiment, label and the item that energy is divided by."""
+    per_item_j: float | None
+    half_width_j: float | None
+    co2e_g: tuple[float, float] | None
+    link: str
+
+    @property
+    def energy_j(self) -> float | None:
+        return self.run.totals.best.energy_j if self.run.totals else None
+
+
+def store_page(store: Path, reporter: IndexReporter) -> Page:
+    runs = stored_runs(store, reporter)
+    if not runs:
+        raise NotFoundError(f"no runs under {store.absolute()}", "`joulelab demo` creates some")
+    trend = trend_figure(runs)
+    table = list_grid(runs)
+    dates = [one.run.created_at[:10] for one in runs]
+    return Page(
+        title=f"Store {store.absolute().name}",
+        about="",
+        identity=(plural(len(runs), "run"), " to ".join(dict.fromkeys((dates[0], dates[-1])))),
+        tiles=store_tiles(runs),
+        verdict=store_sentences(runs),
+        figures=(trend,) if trend else (),
+        table=table,
+        listing=(
+            table,
+            tuple(
+                ListedLine(cast("tuple[Cell, ...]", row), one.link)
+                for row, one in zip(table.rows, runs[::-1], strict=True)
+            ),
+        ),
+        plain={"runs": [_data(one) for one in runs]},
+    )
+
+
+def stored_runs(store: Path, reporter: IndexReporter) -> list[StoredRun]:
+    """Oldest first."""
+    found = []
+    for listing, pipeline, stages, low, high in listed(store, reporter, _COLUMNS):
+        run = listed_run(listing)
+        item, per_item_j, half_width_j = _per_item(run, pipeline or "", stages or ())
+        kind = f"{run.name}{'' if run.label == run.name else f', {run.label}'}: {item}"
+        co2e_g = (low, high) if low is not None and high is not None else None
+        found.append(StoredRun(run, pipeline or "", kind, per_item_j, half_width_j, co2e_g, _link(store, run)))
+    return found
+
+
+def _link(store: Path, run: ListedRun) -> str:
+    """The run's own page, else that of its group; relative to the store."""
+    places = [run.run_id, *([f"{GROUPS_FOLDER}/{run.group}"] if run.group else [])]
+    return next((f"{place}/{REPORT}" for place in places if (store / place / REPORT).exists()), "")
+
+
+def _per_item(
+    run: ListedRun, pipeline: str, stages: Sequence[Mapping[str, Any]]
+) -> tuple[str, float | None, float | None]:
+    """Item, joules per item and their half-width: of training or inference, of a whole run of a measured program."""
+    if pipeline == MEASURED_PROGRAM or not stages:
+        best = run.totals.best if run.totals else None
+        return "J per run", best.energy_j if best else None, best.half_width_j if best else None
+    order = ("inference", "student", "teacher")
+    work = [stage for stage in stages if stage["activity"] in ("train", "infer", "generate") and not stage["repeated"]]
+    work += [stage for stage in stages if stage["role"] == "inference" and stage not in work]
+    work.sort(key=lambda stage: order.index(stage["role"]) if stage["role"] in order else len(order))
+    for stage in work:
+        for item in ("token", "sample"):
+            each = stage[f"j_per_{item}"]
+            if each is not None:
+                energy_j, half_width_j = stage["shown_energy_j"], stage["half_width_j"]
+                relative = half_width_j / energy_j if energy_j and half_width_j is not None else None
+                return f"J per {item}, {stage['stage']}", each, None if relative is None else each * relative
+    best = run.totals.best if run.totals else None
+    return "J per run", best.energy_j if best else None, best.half_width_j if best else None
+
+
+def store_tiles(runs: Sequence[StoredRun]) -> tuple[Tile, ...]:
+    figures = [one.run.totals.best for one in runs if one.run.totals]
+    whole, mixed = known_sum(figures), mixes_methods(figures)
+    grades = Counter(one.run.validity.grade or "none" for one in runs)
+    emitted = [one.co2e_g for one in runs if one.co2e_g]
+    low, high = (sum(end) for end in zip(*emitted, strict=True)) if emitted else (0.0, 0.0)
+    statuses = Counter(one.run.status for one in runs)
+    with_grid = f"{len(emitted)} of {plural(len(runs), 'run')} have a grid"
+    return (
+        Tile("Runs", str(len(runs)), ", ".join(f"{count} {status}" for status, count in statuses.items())),
+        *energy_tiles(whole, "own stages of all runs", mixed),
+        Tile("CO2e", grams(low, high) if emitted else "not computed", with_grid),
+        Tile(
+            "Time", duration_text(sum(one.run.totals.duration_s for one in runs if one.run.totals)), "all runs together"
+        ),
+        Tile("Grades", ", ".join(f"{grades[name]} {name}" for name in sorted(grades))),
+    )
+
+
+def store_sentences(runs: Sequence[StoredRun]) -> tuple[str, ...]:
+    known = [one for one in runs if one.energy_j is not None]
+    if not known:
+        return ("No run of this store has energy.",)
+    top = max(known, key=lambda one: one.energy_j or 0.0)
+    most = f"The largest is {top.run.run_id} with {labeled_text(top.run.totals.best)}." if top.run.totals else ""
+    kinds = _trend_kinds(runs)
+    if not kinds:
+        return (most, "No kind of run was repeated, so there is no trend.")
+    kind, ones = next(iter(kinds.items()))
+    first, last = (with_prefix(one.per_item_j or 0.0, "J") for one in (ones[0], ones[-1]))
+    count = plural(len(ones), "run")
+    dates = [one.run.created_at[:10] for one in (ones[0], ones[-1])]
+    return (most, f"{kind}: {first} on {dates[0]}, {last} on {dates[1]} ({count}).")
+
+
+def _trend_kinds(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
+    """Kinds with at least two finished runs and energy per item, the most frequent first."""
+    found: dict[str, list[StoredRun]] = {}
+    for one in runs:
+        if one.per_item_j is not None and one.run.status == "done":
+            found.setdefault(one.kind, []).append(one)
+    several = {kind: ones for kind, ones in found.items() if len(ones) > 1}
+    return dict(sorted(several.items(), key=lambda item: -len(item[1])))
+
+
+def trend_figure(runs: Sequence[StoredRun]) -> Figure | None:
+    """Energy per item over time, one kind at a time; estimates and measurements are different marks."""
+    kinds = _trend_kinds(runs)
+    if not kinds:
+        return None
+    rows = [
+        {
+            "kind": kind,
+            "time": one.run.created_at,
+            "joules": one.per_item_j,
+            "low": max(0.0, (one.per_item_j or 0.0) - (one.half_width_j or 0.0)),
+            "high": (one.per_item_j or 0.0) + (one.half_width_j or 0.0),
+            "energy": with_prefix(one.per_item_j or 0.0, "J"),
+            "method": "estimated" if one.run.totals and one.run.totals.best.method == "estimated" else "measured",
+            "run": one.run.run_id,
+        }
+        for kind, ones in kinds.items()
+        for one in ones
+    ]
+    names = list(kinds)
+    chosen = alt.param(
+        name="kind", value=names[0], bind=alt.binding_select(options=names, name="Runs of the same kind ")
+    )
+    base = alt.Chart(alt.NamedData("trend")).transform_filter("datum.kind == kind")
+    x = alt.X("time:T", title="Start of the run")
+    y = alt.Y("joules:Q", title="Energy per item (J)", scale=alt.Scale(zero=True), axis=alt.Axis(format="~s"))
+    line = base.mark_line(opacity=0.4, color="#0072B2").encode(x=x, y=y)
+    bars = base.mark_rule(opacity=0.6, color="#0072B2").encode(
+        x=x, y=alt.Y("low:Q", title="Energy per item (J)"), y2="high:Q"
+    )
+    shapes = alt.Shape(
+        "method:N", title="Method", scale=alt.Scale(domain=["measured", "estimated"], range=["circle", "triangle-up"])
+    )
+    points = base.mark_point(filled=True, size=90, color="#0072B2", opacity=1).encode(
+        x=x, y=y, shape=shapes, tooltip=["run:N", "energy:N", "method:N", "time:T"]
+    )
+    height = 300
+    spec = finish(alt.layer(line, bars, points).add_params(chosen), height, trend=rows)
+    described = f"Energy per item over time for {plural(len(names), 'kind')} of runs; first {names[0]}: " + "; ".join(
+        f"{one.run.created_at[:10]} {with_prefix(one.per_item_j or 0.0, 'J')}" for one in kinds[names[0]]
+    )
+    caption = "One mark per finished run; bar: random 95 % interval. A kind: same experiment, label and item."
+    return Figure("Energy per item over time", spec, described, caption, height, name="trend")
+
+
+def list_grid(runs: Sequence[StoredRun]) -> Grid:
+    """Newest first."""
+    rows = [_cells(one) for one in reversed(runs)]
+    note = "Own energy: the run's own stages. A run that belongs to a group links to the group's page."
+    titles = "Run|Own energy>|Per item>|Time>|Quality>|Label|Grade|Status|Started!"
+    return make_grid("All runs, newest first", titles, rows, note)
+
+
+def _cells(one: StoredRun) -> tuple[Cell, ...]:
+    run = one.run
+    quality = quality_of(cast(RunRecord, run))  # a listed run has the results that it reads
+    best = run.totals.best if run.totals else None
+    duration_s = run.totals.duration_s if run.totals else None
+    item = one.kind.rpartition(": ")[2].partition(",")[0].removeprefix("J per ")
+    each = f"{with_prefix(one.per_item_j, 'J')}/{item}" if one.per_item_j is not None else NOTHING
+    return (
+        Cell(run.run_id, run.run_id),
+        Cell(labeled_text(best) if best else NOTHING, one.energy_j),
+        Cell(each, one.per_item_j),
+        Cell(duration_text(duration_s) if duration_s is not None else NOTHING, duration_s),
+        Cell(quality.text(with_interval=False), quality.result.value) if quality else Cell(NOTHING),
+        Cell(run.label, run.label),
+        Cell(run.validity.grade or NOTHING, run.validity.grade or ""),
+        Cell(run.status, run.status),
+        Cell(run.created_at[:16].replace("T", " "), run.created_at),
+    )
+
+
+def _data(one: StoredRun) -> dict[str, Any]:
+    """As in the page's JSON download."""
+    facts = {"run_id": one.run.run_id, "label": one.run.label, "status": one.run.status, "kind": one.kind}
+    return {**facts, "created_at": one.run.created_at, "energy_j": one.energy_j, "j_per_item": one.per_item_j}

@@ -1,0 +1,68 @@
+"""The page over a whole store: trend, list, links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from joulelab.cli.main import app
+from joulelab.errors import NotFoundError, UsageError
+from joulelab.report.page import write_report
+from joulelab.report.store_page import store_page, stored_runs, trend_figure
+from joulelab.runs.index import IndexReporter
+
+QUIET = IndexReporter(lambda text: None, lambda count: None)
+
+
+@pytest.fixture
+def store(made, tmp_path: Path) -> Path:
+    records = made.demo_records(True)
+    group = made.group_of(records).group_id
+    write_report(made.write_group(tmp_path, [one.model_copy(update={"group": group}) for one in records], True))
+    made.write_run(tmp_path, made.distilled("alone", 7, 826, 131.0, True), True)
+    return tmp_path
+
+
+def test_every_run_is_listed_with_its_energy_and_a_link_to_its_page(made, store: Path) -> None:
+    page = store_page(store, QUIET)
+    assert page.listing is not None
+    grid, lines = page.listing
+    assert len(lines) == len(grid.rows) == 8
+    links = {str(line.cells[0]): line.link for line in lines}
+    alone = next(name for name in links if "alone" in name)
+    assert links[alone] == "" and sum(link.startswith("groups/") for link in links.values()) == 7
+    for link in filter(None, links.values()):
+        assert (store / link).exists()
+    energies = {str(line.cells[0]): line.cells[1] for line in lines}
+    record = made.distilled("alone", 7, 826, 131.0, True)
+    assert energies[alone].value == record.totals.best.energy_j
+
+
+def test_runs_of_one_kind_have_a_trend_of_energy_per_item_as_recorded(made, store: Path) -> None:
+    runs = stored_runs(store, QUIET)
+    figure = trend_figure(runs)
+    assert figure is not None
+    rows = figure.spec["datasets"]["trend"]
+    kinds = {row["kind"] for row in rows}
+    assert kinds == {kind for kind in kinds if "J per sample, student.train" in kind} and len(kinds) == 3
+    records = {record.run_id: record for record in made.demo_records(True)}
+    for row in rows:
+        assert row["joules"] == pytest.approx(records[row["run"]].stage("student.train").j_per_sample)
+    assert not any("alone" in kind for kind in kinds), "one run has no trend"
+
+
+def test_the_command_writes_the_page_into_the_store(store: Path) -> None:
+    done = CliRunner().invoke(app, ["report", "--store", "--runs-dir", str(store)])
+    assert done.exit_code == 0, done.output
+    text = (store / "report.html").read_text(encoding="utf-8")
+    assert 'id="list-table"' in text and "Energy per item over time" in text and 'href="groups/' in text
+    mixed = CliRunner().invoke(app, ["report", "last", "--store", "--runs-dir", str(store)])
+    assert isinstance(mixed.exception, UsageError)
+    assert isinstance(CliRunner().invoke(app, ["report"]).exception, UsageError)
+
+
+def test_an_empty_store_has_no_page(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no runs under"):
+        store_page(tmp_path, QUIET)
