@@ -4,9 +4,20 @@ import pytest
 
 from joulelab.errors import EndedBySignal, UsageError
 from joulelab.runs.context import SilentProgress
-from joulelab.runs.groups import create_group, execute_group, group_records, load_group, point_label, sweep_specs
+from joulelab.runs.groups import (
+    check_group,
+    create_group,
+    execute_group,
+    group_records,
+    group_yaml,
+    load_group,
+    point_label,
+    queue_members,
+    sweep_specs,
+)
 from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import RunRecord
+from joulelab.runs.spec import load_spec, read_layers
 
 SETTINGS = {"pipeline": "train", "model": "gpt2", "size": "tiny", "seed": 3}
 
@@ -73,3 +84,16 @@ def test_an_interrupted_sweep_resumes_the_remaining_runs(tmp_path, group):
     assert record.sweep
     assert [member.status for member in members] == ["done"] * 4
     assert record.varying["training.batch_size"] == [2, 4, 2, 4]
+
+
+def test_a_group_is_written_as_an_experiment_file_that_runs_it_again(tmp_path):
+    """`joulelab pack` adds it to an archive; its paths are relative to the group's folder."""
+    specs = [load_spec("demo-labels", {"seed": seed}) for seed in (0, 1)]
+    paths = create_group(tmp_path, specs, name="pair", about="two seeds", baseline="labels only")
+    queue_members(paths)
+    file = paths.folder / "group.yaml"
+    file.write_text(group_yaml(load_group(paths.folder)))
+    assert str(tmp_path) not in file.read_text()
+    group, again = check_group(read_layers(str(file)), {})
+    assert (group.name, group.about, group.baseline) == ("pair", "two seeds", "labels only")
+    assert again == specs

@@ -10,10 +10,12 @@ import tarfile
 import zipfile
 
 import pytest
+import yaml
 
 from joulelab.cli.archive import unpack as unpack_verb
 from joulelab.errors import InvalidMeasurement, JoulelabError, NotFoundError, UsageError
 from joulelab.runs import pack as unpacking
+from joulelab.runs.groups import GroupRecord, Member
 from joulelab.runs.lock import holding
 from joulelab.runs.pack import SUMS, TOP, pack, unpack, without_secrets
 from joulelab.runs.paths import RunPaths, read_json, write_json
@@ -259,3 +261,25 @@ def test_secrets_stay_at_home(folder, tmp_path):
 )
 def test_what_is_no_secret_is_left(text):
     assert without_secrets(text) == (text, 0)
+
+
+def test_an_archive_of_a_group_contains_its_yaml(folder, tmp_path):
+    group_folder = tmp_path / "store" / "groups" / "pair-20260301T100000Z-beef"
+    record = read_json(RunPaths(folder).record)
+    member = Member(label=record["label"], seed=0, experiment="x", spec=record["spec"], run_id=folder.name)
+    group = GroupRecord(
+        group_id=group_folder.name,
+        name="pair",
+        about="",
+        baseline=record["label"],
+        created_at=record["created_at"],
+        members=(member,),
+        varying={},
+    )
+    write_json(group_folder / "group.json", group)
+    pack([folder], [group_folder], tmp_path / "x.tar.gz")
+    out = unpack(tmp_path / "x.tar.gz", tmp_path / "out")
+    settings = yaml.safe_load((out / "runs" / "groups" / group_folder.name / "group.yaml").read_text())
+    (named,) = settings["members"]
+    assert named == {"experiment": f"../../{folder.name}/config.yaml", "seeds": [0]}
+    assert (out / "runs" / "groups" / group_folder.name / named["experiment"]).resolve().is_file()

@@ -57,7 +57,7 @@ def run_tiles(record: RunRecord) -> tuple[Tile, ...]:
 
 def energy_tiles(figure: EnergyFigure, remark: str = "", mixed: bool = False) -> list[Tile]:
     if figure.energy_j is None:
-        return [Tile("Energy", "missing", figure.reason or "no sensor answered")]
+        return [Tile("Energy", "missing", "no sensor answered; reasons under How it was measured")]
     how = ", ".join(filter(None, [method_text(figure, mixed), gain_text([figure]), remark]))
     kwh, wh = kwh_text(figure.energy_j), with_prefix(figure.energy_j / J_PER_WH, "Wh")
     mark = bound_mark(figure)

@@ -187,7 +187,7 @@ def comparison_unit(comparison: Comparison) -> tuple[float, str, list[EnergyFigu
     return *energy_unit([figure.energy_j or 0.0 for figure in known]), known
 
 
-def folded(text: str, width: int = 16) -> str:
+def folded(text: str, width: int = 18) -> str:
     """A label on several lines, for an axis."""
     return "\n".join(textwrap.wrap(text, width))
 
