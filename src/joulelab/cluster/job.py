@@ -84,7 +84,8 @@ def run_in_job(folder: Path, until: str | None, nodes: int, ranks: int, time_lim
         fail_dependent_runs(folder, f"{paths.run_id}: {error.message}")
         return error.exit_code
     _log(f"{paths.run_id} on {os.environ.get('SLURM_JOB_NODELIST', 'this machine')}: {gpus_text()}")
-    words = ["run", "--resume", str(folder), *(["--until", until] if until else [])]
+    # -v: the log of a job is read afterwards and has all tables, by host, device and process too
+    words = ["run", "--resume", str(folder), "-v", *(["--until", until] if until else [])]
     # A child process, so that this one stays responsive to the time-limit signal and can requeue
     # the job after the run has saved its checkpoint; torch cannot be interrupted inside a kernel
     # launch.
