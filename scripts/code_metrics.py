@@ -27,7 +27,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from inspect import CO_OPTIMIZED
+from inspect import CO_OPTIMIZED, unwrap
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -151,7 +151,8 @@ def typer_callbacks() -> set[tuple[Path, str]]:
         for group in typer_app.registered_groups:
             yield from callbacks(group.typer_instance)
 
-    return {(Path(found.__code__.co_filename).resolve(), found.__name__) for found in callbacks(app)}
+    originals = [unwrap(found) for found in callbacks(app)]
+    return {(Path(found.__code__.co_filename).resolve(), found.__name__) for found in originals}
 
 
 def size_rows(folder: Path, callbacks: set[tuple[Path, str]]) -> dict[str, str]:

@@ -29,9 +29,10 @@ COMMANDS = {
     "train gpt2 --size tiny": ["train", "gpt2", "--size", "tiny", "--device", "cpu", "--max_steps", "20"],
 }
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM"), "1")
-# Names of values that depend on the machine's speed, memory or sensors.
+# Names of values that depend on the machine's speed, memory or sensors. A logit cache begins a new file, which has a
+# footer of 28 bytes, after some seconds, so its bytes per token do, too.
 MEASURED = re.compile(
-    r"(_s|_ms|_us|_ns|_j|_w|_bytes|_rel)\b|per_s|memory|energy|joule|power|latency|timestamp|mfu|share_of_peak|flops_per_s"
+    r"(_s|_ms|_us|_ns|_j|_w|_bytes|_rel)\b|per_s|memory|energy|joule|power|latency|timestamp|mfu|bytes_per_token|share_of_peak|flops_per_s"
 )
 
 STAGE_FIELDS = ("name", "role", "activity", "repeat", "part_of", "status")
