@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from joulelab import lookup
-from joulelab.data.images import DEVIATION, MEAN, FolderImages, center_box, find_files, random_box
+from joulelab.data.image_folders import find_files
+from joulelab.data.images import DEVIATION, MEAN, FolderImages, center_box, random_box
 from joulelab.data.splits import parse_split
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
 from joulelab.zoo.objective import prepare

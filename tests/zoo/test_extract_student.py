@@ -5,7 +5,8 @@ import torch
 import transformers
 
 from joulelab.errors import ConfigError
-from joulelab.zoo.students import default_layers, extract_student
+from joulelab.zoo.registry import default_layers
+from joulelab.zoo.students import extract_student
 
 IDS = torch.tensor([[2, 7, 11, 5, 3], [2, 9, 4, 3, 0]])
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]])

@@ -300,6 +300,8 @@ def _print_keys(found: Explained) -> None:
 
 def _pipelines_text(found: Explained) -> str:
     text = f"pipelines: {', '.join(found.pipelines)}"
+    if found.same_name:
+        text += f"\nsettings of the same name: {', '.join(found.same_name)}"
     return text + (f"\ndifferent in: {', '.join(found.otherwise)} (--pipeline NAME)" if found.otherwise else "")
 
 

@@ -205,7 +205,7 @@ class PlainProgress:
         self._text = text or self._text
 
     def write(self, text: str) -> None:
-        if text in self._written or not (self._stages or text.startswith("warning: ")):
+        if text in self._written or not (self._stages or text.startswith(("warning: ", "note: "))):
             return
         self._written.add(text)
         if self._text or not self._running:  # without a text yet, a running stage keeps its line for its end

@@ -19,6 +19,7 @@ from joulelab.cli import (
     machine,
     measure,
     monitor,
+    new,
     prepare,
     report,
     run,
@@ -88,6 +89,7 @@ add(MEASURE, "import", logs.import_log, "Compute energy per GPU from a power log
 add(MEASURE, "plot", logs.plot, "Plot power, utilization and memory of a log or run.")
 
 RUN = "Train, distill and serve"
+add_several(RUN, "new", new.app, "Write a file to start from: a comparison on your own data.")
 add(RUN, "demo", run.demo, "Distill a student three ways; compare energy and accuracy.")
 add(RUN, "run", run.run, "Run an experiment and report the energy of every stage.")
 add(RUN, "train", train.train, "Train a zoo model and report its energy.")

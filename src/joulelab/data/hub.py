@@ -121,9 +121,9 @@ class HubText:
 class SavedText:
     """Documents in a folder written by `datasets` with save_to_disk."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, column: str | int | None = None) -> None:
         loaded = import_datasets().load_from_disk(str(folder))
-        self.name = str(folder)
+        self.name, self._column = str(folder), column
         self._parts: dict[str, Any] = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
 
     def splits(self) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ class SavedText:
 
     def read(self, split: str) -> Iterator[str]:
         part = self._parts[split]
-        column = text_column(part.column_names, self.name)
+        column = text_column(part.column_names, self.name, self._column)
         yield from (str(row[column] or "") for row in part.select_columns([column]))
 
     def rows(self, split: str) -> Iterator[dict[str, Any]]:

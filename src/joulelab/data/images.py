@@ -1,4 +1,4 @@
-"""Images in folders with one subfolder per class, and image-question tables: found, decoded, cropped and normalized.
+"""Images in folders with one subfolder per class, and image-question tables: decoded, cropped and normalized.
 
 Threads decode and crop; batches carry bytes, which become floating-point numbers on the device.
 """
@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from joulelab import lookup
 from joulelab.data.batches import Rows, TensorBatch
+from joulelab.data.image_folders import LabeledFiles, find_files
 from joulelab.data.splits import Split
 from joulelab.data.text import pick, read_table
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
@@ -71,72 +71,6 @@ def center_box(width: int, height: int, share: float = CENTER_SHARE) -> Box:
     return Box((1 - wide) / 2, (1 - high) / 2, (1 + wide) / 2, (1 + high) / 2)
 
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".gif", ".tif", ".tiff")
-FOLDER_NAMES = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
-HELD_OUT_EVERY = 10
-_LAYOUT = "expected FOLDER/CLASS/IMAGE, or FOLDER/train/CLASS/IMAGE and FOLDER/validation/CLASS/IMAGE"
-
-
-@dataclass(frozen=True, eq=False)
-class LabeledFiles:
-    classes: tuple[str, ...]
-    files: tuple[Path, ...]
-    labels: NDArray[np.int64]
-
-    def at(self, rows: Rows) -> LabeledFiles:
-        return LabeledFiles(self.classes, tuple(self.files[row] for row in rows), self.labels[rows])
-
-
-def find_files(root: Path, split_name: str) -> LabeledFiles:
-    """The images of a split, ordered by name. Without a folder `validation` or `val`, every tenth image is held out."""
-    if split_name not in FOLDER_NAMES:
-        raise lookup.unknown(f"split of {root}", split_name, FOLDER_NAMES)
-    train, own = _split_folder(root, "train"), _split_folder(root, split_name)
-    if _split_folder(root, "validation") is None and split_name != "test":
-        return _hold_out(_scan(train or root), split_name)
-    if own is None or train is None:
-        raise NotFoundError(f"{root.absolute()} has no folder '{split_name if own is None else 'train'}'", _LAYOUT)
-    return _relabeled(_scan(own), _class_names(train), own)
-
-
-def _hold_out(everything: LabeledFiles, split_name: str) -> LabeledFiles:
-    is_held_out = np.arange(len(everything.files)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
-    return everything.at(np.flatnonzero(is_held_out == (split_name == "validation")))
-
-
-def _relabeled(found: LabeledFiles, classes: tuple[str, ...], folder: Path) -> LabeledFiles:
-    """With the class numbers of the training images."""
-    unknown = sorted(set(found.classes) - set(classes))
-    if unknown:
-        raise ConfigError(
-            f"{folder.absolute()} has classes that the training images do not have: {', '.join(unknown[:5])}",
-            "use the same class folder names in every split",
-        )
-    numbers = np.array([classes.index(name) for name in found.classes])
-    return LabeledFiles(classes, found.files, numbers[found.labels])
-
-
-def _scan(folder: Path) -> LabeledFiles:
-    classes = _class_names(folder)
-    found = [
-        (file, label)
-        for label, name in enumerate(classes)
-        for file in sorted((folder / name).rglob("*"))
-        if file.suffix.lower() in SUFFIXES
-    ]
-    if not found:
-        raise ConfigError(f"there are no images in class folders of {folder.absolute()}", _LAYOUT)
-    return LabeledFiles(classes, tuple(file for file, _ in found), np.array([label for _, label in found]))
-
-
-def _class_names(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
-
-
-def _split_folder(root: Path, split_name: str) -> Path | None:
-    return next((root / name for name in FOLDER_NAMES[split_name] if (root / name).is_dir()), None)
-
-
 # Shapes: B images, C colors, H x W pixels.
 Bytes = NDArray[np.uint8]
 # Mean and standard deviation of ImageNet's pixels, with which published weights were trained.
@@ -147,8 +81,16 @@ _MAX_THREADS = 16
 class FolderImages:
     """`augment` takes a random crop of each image, flipped at random, from the batch's seed; otherwise the center."""
 
-    def __init__(self, root: Path, side: int, split: Split, augment: bool, center_share: float = CENTER_SHARE) -> None:
-        self._found = find_files(root, split.name)
+    def __init__(
+        self,
+        root: Path | LabeledFiles,
+        side: int,
+        split: Split,
+        augment: bool,
+        center_share: float = CENTER_SHARE,
+    ) -> None:
+        """`root`: a folder with the split, or its images."""
+        self._found = find_files(root, split.name) if isinstance(root, Path) else root
         self._side, self._augment, self._center_share = side, augment, center_share
         self.rows = split.rows(len(self._found.files))
         self.classes = len(self._found.classes)

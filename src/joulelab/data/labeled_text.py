@@ -81,6 +81,10 @@ class LabeledSource(OwnSplits):
     """Of sample:reviews: `short` (one-sentence snippets), `long` (full reviews) or `all`; of a hub id: its config."""
     label_column: str | int | None = None
     """Column with the class: its name, or its number counted from 1; null: label, labels, polarity or sentiment."""
+    split_column: str | int | None = None
+    """Column that assigns each row to train, validation or test; null: a column `split` with these words."""
+    header: bool | None = None
+    """Whether a CSV file starts with column names; false: columns are numbered from 1; null: detected."""
     train_size: Size = 1500
     """Texts to train on: a number, a share (0.1 or 10 %) or `all`, which is the default for your own data."""
     validation_size: Size = 300

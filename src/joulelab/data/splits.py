@@ -163,10 +163,6 @@ class OwnSplits(Section):
     else rows held out from the training data by hash."""
     text_column: str | int | None = None
     """Column with the text: its name, or its number counted from 1; null: text, content, review or sentence."""
-    split_column: str | int | None = None
-    """Column that assigns each row to train, validation or test; null: a column `split` with these words."""
-    header: bool | None = None
-    """Whether a CSV file starts with column names; false: columns are numbered from 1; null: detected."""
 
     @model_serializer(mode="wrap")
     def _without_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def _folder_parts(folder: Path, source: str, choice: ColumnChoice) -> TableParts
     notes = [f"not read: {', '.join(file.name for file in others[:3])}"] if others else []
     parts: dict[str, Columns] = {}
     for name, shards in by_split.items():
-        read = [_file_columns(shard, choice) for shard in shards]
+        read = [file_columns(shard, choice) for shard in shards]
         parts[name] = _concatenated([columns for columns, _ in read])
         notes += [note for _, guessed in read for note in guessed]
     names = {name: ", ".join(str(file) for file in shards[:2]) for name, shards in by_split.items()}
@@ -210,7 +210,7 @@ def _concatenated(shards: Sequence[Columns]) -> Columns:
 
 
 def _file_parts(path: Path, source: str, choice: ColumnChoice) -> TableParts:
-    columns, notes = _file_columns(path, choice)
+    columns, notes = file_columns(path, choice)
     name = _split_column(columns, choice, source)
     if name is None:
         return TableParts({UNSPLIT: columns}, {UNSPLIT: source}, notes)
@@ -242,7 +242,7 @@ def _split_column(columns: Columns, choice: ColumnChoice, source: str) -> str | 
     return name
 
 
-def _file_columns(path: Path, choice: ColumnChoice) -> tuple[Columns, tuple[str, ...]]:
+def file_columns(path: Path, choice: ColumnChoice) -> tuple[Columns, tuple[str, ...]]:
     """The table of a file, and what was assumed about a CSV file without column names."""
     if path.suffix.lower() != ".csv":
         return _read_file(path), ()
@@ -279,6 +279,24 @@ def _named_by_content(columns: Columns, choice: ColumnChoice, path: Path) -> tup
     values = {renamed.get(name, name): column for name, column in columns.values.items()}
     note = f"{path.name} has no column names: column {text} is read as the text, column {label} as the label"
     return Columns(values), (note,)
+
+
+def guess_columns(columns: Columns) -> tuple[str | None, str | None]:
+    """The likely text and label columns of a table: the usual names, else the longest texts and the fewest values."""
+    sizes = {
+        name: sum(len(value) for value in values if isinstance(value, str))
+        for name, values in columns.values.items()
+        if any(isinstance(value, str) for value in values)
+    }
+    text = column(columns, TEXT_COLUMNS) or max(sizes, key=sizes.__getitem__, default=None)
+    few = {
+        name: len({str(value) for value in values})
+        for name, values in columns.values.items()
+        if name not in (text, column(columns, (SPLIT_COLUMN,)))
+        and not isinstance(next(iter(values), None), list | dict)
+    }
+    possible = {name: count for name, count in few.items() if 2 <= count <= min(_FEW_VALUES, columns.rows // 2)}
+    return text, column(columns, LABEL_COLUMNS) or min(possible, key=possible.__getitem__, default=None)
 
 
 def _by_number(chosen: str | int | None, names: Sequence[str]) -> str | None:
@@ -443,26 +461,27 @@ def files_by_split(path: Path) -> dict[str, list[Path]]:
     return found
 
 
-def read_files(files: Iterable[Path]) -> Iterator[str]:
+def read_files(files: Iterable[Path], chosen: str | int | None = None) -> Iterator[str]:
+    """`chosen`: the column with the text, where it has none of the usual names."""
     import pyarrow as pa
 
     for file in files:
         try:
-            yield from (text for text in map(str.strip, _reader(file)(file)) if text)
+            yield from (text for text in map(str.strip, _reader(file)(file, chosen)) if text)
         # Errors of Arrow, of JSON and of UTF-8 decoding are all ValueErrors.
         except (pa.ArrowException, ValueError, OSError) as error:
             raise unreadable(file, error) from error
 
 
-def text_column(names: Iterable[str], source: str) -> str:
-    return pick(Columns(dict.fromkeys(names, ())), TEXT_COLUMNS, "text", source)
+def text_column(names: Iterable[str], source: str, chosen: str | int | None = None) -> str:
+    return chosen_column(Columns(dict.fromkeys(names, ())), chosen, TEXT_COLUMNS, "text", source)
 
 
 def _kind(path: Path) -> str:
     return Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
 
 
-def _reader(path: Path) -> Callable[[Path], Iterator[str]]:
+def _reader(path: Path) -> Callable[[Path, str | int | None], Iterator[str]]:
     reader = _STREAMS.get(_kind(path))
     if reader is None:
         raise ConfigError(f"{path.absolute()} has an unsupported file type", f"expected {', '.join(_STREAMS)}")
@@ -473,18 +492,18 @@ def _opened(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb"))
 
 
-def _read_lines(path: Path) -> Iterator[str]:
+def _read_lines(path: Path, chosen: str | int | None = None) -> Iterator[str]:
     with _opened(path) as file:
         yield from io.TextIOWrapper(file, encoding=UTF8)
 
 
-def _stream_json(path: Path) -> Iterator[str]:
+def _stream_json(path: Path, chosen: str | int | None = None) -> Iterator[str]:
     """Lines of objects, or one list of objects."""
     column = ""
     for number, row in enumerate(json_rows(path), 1):
         if not isinstance(row, dict):
             raise ValueError(f"row {number} is not an object with a text")
-        column = column if column in row else text_column(row, str(path))
+        column = column if column in row else text_column(row, str(path), chosen)
         yield str(row[column] or "")
 
 
@@ -499,7 +518,7 @@ def json_rows(path: Path) -> Iterator[Any]:
         first = False
 
 
-def _stream_csv(path: Path) -> Iterator[str]:
+def _stream_csv(path: Path, chosen: str | int | None = None) -> Iterator[str]:
     import pyarrow as pa
     import pyarrow.csv
 
@@ -507,18 +526,18 @@ def _stream_csv(path: Path) -> Iterator[str]:
     reading = pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
     with _opened(path) as file:
         header = pyarrow.csv.open_csv(file, read_options=reading, parse_options=parsing).schema.names
-    column = text_column(header, str(path))
+    column = text_column(header, str(path), chosen)
     converting = pyarrow.csv.ConvertOptions(include_columns=[column], column_types={column: pa.string()})
     with _opened(path) as file:
         yield from _texts(pyarrow.csv.open_csv(file, reading, parsing, converting))
 
 
-def _stream_parquet(path: Path) -> Iterator[str]:
+def _stream_parquet(path: Path, chosen: str | int | None = None) -> Iterator[str]:
     import pyarrow.parquet
 
     with _opened(path) as file:
         table = pyarrow.parquet.ParquetFile(file)
-        yield from _texts(table.iter_batches(columns=[text_column(table.schema_arrow.names, str(path))]))
+        yield from _texts(table.iter_batches(columns=[text_column(table.schema_arrow.names, str(path), chosen)]))
 
 
 def _texts(batches: Iterable[Any]) -> Iterator[str]:
@@ -526,7 +545,7 @@ def _texts(batches: Iterable[Any]) -> Iterator[str]:
         yield from (text or "" for text in batch.column(0).to_pylist())
 
 
-_STREAMS: Mapping[str, Callable[[Path], Iterator[str]]] = {
+_STREAMS: Mapping[str, Callable[[Path, str | int | None], Iterator[str]]] = {
     ".txt": _read_lines,
     ".jsonl": _stream_json,
     ".json": _stream_json,
@@ -549,14 +568,14 @@ class DocumentSource(Protocol):
 
 
 class LocalText:
-    def __init__(self, path: Path) -> None:
-        self._files = files_by_split(path)
+    def __init__(self, path: Path, column: str | int | None = None) -> None:
+        self._files, self._column = files_by_split(path), column
 
     def splits(self) -> tuple[str, ...]:
         return tuple(self._files)
 
     def read(self, split: str) -> Iterator[str]:
-        return read_files(self._files[split])
+        return read_files(self._files[split], self._column)
 
     def count(self, split: str) -> int:
         return sum(1 for _ in self.read(split))
@@ -591,7 +610,19 @@ class Documents:
         return int(rows[0]), int(rows[-1]) + 1
 
 
-def open_documents(name: str) -> Documents:
+def check_documents(name: str, chosen: str | int | None = None) -> None:
+    """Refuse a local source whose first document cannot be read; a dataset on the hub is read by the run itself."""
+    found = sources.parse(name)
+    if found.path is None or found.kind == "sample" or (found.path / "meta.json").exists():
+        return
+    documents = open_documents(name, chosen)
+    split = "train" if "train" in documents.source.splits() else documents.source.splits()[0]
+    if next(iter(documents.source.read(split)), None) is None:
+        raise ConfigError(f"{name} has no text", "name a file or folder with text")
+
+
+def open_documents(name: str, chosen: str | int | None = None) -> Documents:
+    """`chosen`: the column with the text, where it has none of the usual names."""
     found = sources.parse(name)
     if found.kind == "sample" and samples.find(found.name).kind != "labeled-text":
         raise ConfigError(f"{name} is a model, not text", "use sample:reviews")
@@ -602,8 +633,8 @@ def open_documents(name: str) -> Documents:
     if is_saved_dataset(found.path):
         from joulelab.data.hub import SavedText
 
-        return Documents(name, SavedText(found.path), files_identity(found.path), _size_bytes(found.path))
-    return Documents(name, LocalText(found.path), files_identity(found.path), _size_bytes(found.path))
+        return Documents(name, SavedText(found.path, chosen), files_identity(found.path), _size_bytes(found.path))
+    return Documents(name, LocalText(found.path, chosen), files_identity(found.path), _size_bytes(found.path))
 
 
 def files_identity(path: Path) -> str:

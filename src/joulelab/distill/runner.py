@@ -300,9 +300,9 @@ class Runner(Generic[SpecT]):
         for name, rows in sizes.items():
             self.report(f"data.{name}_rows", float(rows))
         self.report("data.test_rows_in_train", float(duplicates), lower_is_better=True)
-        listed = ", ".join(f"{rows:,} for {name}" for name, rows in sizes.items())
-        self.run.progress.write(f"data: {listed}" + "".join(f"; {note}" for note in notes))
-        warning = duplicate_note(duplicates, sizes["test"])
+        for note in notes:
+            self.run.note(note)
+        warning = duplicate_note(duplicates, list(sizes.values())[-1])
         if warning is not None:
             self.run.warn(warning)
 

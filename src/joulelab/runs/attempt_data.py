@@ -97,6 +97,7 @@ class AttemptEvents:
     device: str | None = None
     """Device of the models (`cpu`, `cuda`); None if not declared."""
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     phases: dict[tuple[str, str], PhaseAggregate] = field(default_factory=dict)
     marks_lost: int = 0
 
@@ -167,6 +168,8 @@ def read_events(path: Path) -> AttemptEvents:
             events.device = line["device"]
         elif kind == "warning":
             events.warnings.append(line["text"])
+        elif kind == "note":
+            events.notes.append(line["text"])
         elif kind == "name":
             names[line["of"], line["number"]] = line["name"]
         elif kind == "phases":

@@ -429,6 +429,11 @@ class RunContext:
         keys = [ancestor.key for bill in made for ancestor in with_shards(bill)]
         self.meter.event("joules", name=name, of=keys, per=per)
 
+    def note(self, text: str) -> None:
+        """A remark for the user and the record, such as how data was split."""
+        self.meter.event("note", text=text)
+        self.progress.write(f"note: {text}")
+
     def warn(self, text: str) -> None:
         self.meter.event("warning", text=text)
         self.progress.write(f"warning: {text}")

@@ -14,7 +14,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Union, get_args, get_origin
@@ -80,15 +80,15 @@ def expected_and_found(finding: Mapping[str, Any]) -> str:
     return f"expected {expected}, found {brief(finding['input'])}"
 
 
-def _elsewhere(model: type[BaseModel], name: str, prefix: str = "") -> str | None:
+def _elsewhere(model: type[BaseModel], name: str) -> str | None:
     """The same name in another section: `learning_rate` is `training.learning_rate`."""
-    for field, info in model.model_fields.items():
-        inner = model_in(info.annotation)
-        if inner is not None and name in inner.model_fields:
-            return f"{prefix}{field}.{name}"
-        if inner is not None and (found := _elsewhere(inner, name, f"{prefix}{field}.")):
-            return found
-    return None
+    found = [row.key for row in _walk(model, "") if row.key.endswith(f".{name}")]
+    return min(found, key=_remoteness) if found else None
+
+
+def _remoteness(key: str) -> tuple[bool, bool, int]:
+    """Sorts keys with the same last name: those of the student's own training first, of an optional hint stage last."""
+    return "hint." in key, not key.startswith(("training.", "student.training.")), key.count(".")
 
 
 def brief(value: Any) -> str:
@@ -479,6 +479,8 @@ class Explained:
     rows: tuple[Setting, ...]
     pipelines: tuple[str, ...]
     otherwise: tuple[str, ...] = ()
+    same_name: tuple[str, ...] = ()
+    """Settings of the same name in other sections, where the key had no section."""
 
 
 def explained(key: str = "", pipeline: str | None = None) -> Explained:
@@ -495,6 +497,9 @@ def explained(key: str = "", pipeline: str | None = None) -> Explained:
     if not having:
         _require_no_other_name(key, names)
         known = {row.key for rows in all_rows.values() for row in rows}
+        same_name = sorted((known_key for known_key in known if known_key.endswith(f".{key}")), key=_remoteness)
+        if same_name:
+            return replace(explained(same_name[0]), same_name=tuple(same_name[1:]))
         raise lookup.unknown("setting", key, known, f"pipelines, for --pipeline: {', '.join(names)}")
     alike = {name: [other for other in having if matching[other] == matching[name]] for name in having}
     first = max(having, key=lambda name: len(alike[name]))  # the most common description

@@ -360,6 +360,8 @@ def notes_on(
         notes |= _contention_notes(attempt)
         for text in attempt.events.warnings:
             notes[text] = Note(level="warning", text=text)
+        for text in attempt.events.notes:
+            notes[text] = Note(level="info", text=text)
     numbers, hosts = {attempt.number for attempt in attempts}, {attempt.host for attempt in attempts}
     if len(numbers) > 1:
         notes["attempts"] = Note(level="info", text=f"energy of {_all(len(numbers), 'attempts')} is counted")

@@ -12,6 +12,7 @@ from pydantic import Field
 from joulelab import lookup
 from joulelab.data import sources
 from joulelab.data.splits import SYNTHETIC_SIZES, parse_split
+from joulelab.data.text import check_documents
 from joulelab.errors import ConfigError, DependencyMissing, DeviceMissing, NotFoundError
 from joulelab.runs import environment
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
@@ -44,6 +45,12 @@ class TrainSpec(TrainingRunSpec):
     """`synthetic` (generated from the seed in the model's input shape), or a path or hub id that the model can read."""
     dataset_split: str = "train"
     """Rows to train on, in the notation of Hugging Face datasets: train, train[:100], train[10%:20%]."""
+    validation_dataset: str = ""
+    """Text to evaluate on (data.validation): a path or hub id. Empty: the dataset's own validation split, else its last
+    rows are held out."""
+    text_column: str | int | None = None
+    """Column of the dataset with the text (data.text_column): its name, or its number counted from 1; null: text,
+    content, review or sentence."""
     weights: str = ""
     """Initial weights: empty (random, from the seed), `published` (those of this size), a folder or a hub id."""
     tokenizer: str = ""
@@ -64,6 +71,7 @@ class TrainSpec(TrainingRunSpec):
     @classmethod
     def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Fill in the model's batch size and name, and a budget of one epoch, unless they are set."""
+        settings = _without_data_section(settings)
         name, training = settings.get("model"), settings.get("training", {})
         if not isinstance(name, str) or not isinstance(training, dict):
             return dict(settings)  # validation reports it
@@ -89,6 +97,8 @@ class TrainSpec(TrainingRunSpec):
             weights=self.weights,
             requested_shape=self.shape,
             tokenizer=self.tokenizer,
+            validation=self.validation_dataset,
+            text_column=self.text_column,
         )
 
     def checks(self) -> Iterator[Callable[[], object]]:
@@ -106,6 +116,30 @@ class TrainSpec(TrainingRunSpec):
             raise DeviceMissing(
                 "device=cuda was requested but no NVIDIA GPU was found", "omit --device or pass --device cpu"
             )
+
+
+_DATA_NAMES = {
+    "source": "dataset",
+    "train": "dataset",
+    "validation": "validation_dataset",
+    "test": "validation_dataset",
+    "text_column": "text_column",
+}
+
+
+def _without_data_section(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`data.train`, `data.validation` and `data.text_column` under the names they have here; other keys are reported."""
+    data = settings.get("data")
+    if not isinstance(data, Mapping):
+        return dict(settings)
+    if "validation" in data and "test" in data:
+        raise ConfigError(
+            "data.validation and data.test are both set, and `train` evaluates on one held-out set", "set one of them"
+        )
+    renamed = {_DATA_NAMES[key]: value for key, value in data.items() if key in _DATA_NAMES}
+    unknown = {key: value for key, value in data.items() if key not in _DATA_NAMES}
+    others = {key: value for key, value in settings.items() if key != "data"}
+    return {**others, **renamed, **({"data": unknown} if unknown else {})}
 
 
 def _absolute(name: str) -> str:
@@ -146,8 +180,16 @@ def _check_data(request: WorkloadRequest) -> None:
     if request.dataset != SYNTHETIC:
         if not request.entry.dataset:
             raise refuse_dataset(request)
-        sources.parse(request.dataset)
+        for name in (request.dataset, request.validation):
+            if name and request.entry.family == "language":
+                check_documents(name, request.text_column)
+            elif name:
+                sources.parse(name)
         return
+    if request.validation:
+        raise ConfigError(
+            f"validation_dataset={request.validation} without a dataset to train on", "set --dataset (data.train)"
+        )
     if split.name not in SYNTHETIC_SIZES:
         raise lookup.unknown("split of the synthetic dataset", split.name, SYNTHETIC_SIZES)
     split.rows(SYNTHETIC_SIZES[split.name])

@@ -140,7 +140,7 @@ class _TrainPipeline:
             for module in (workload.model, *workload.objective.modules().values()):
                 module.to(self.device)
         for note in workload.notes:
-            self.run.progress.write(note)
+            self.run.note(note)
         return workload
 
     def train(self) -> None:
@@ -173,7 +173,8 @@ class _TrainPipeline:
             if self.ranks.is_first:
                 save_weights(self.workload.model, folder, weights)
 
-        settings = self.spec.model_dump(mode="json", exclude={"energy", "label", "about", "name"})
+        unset = {name for name in ("validation_dataset", "text_column") if not getattr(self.spec, name)}
+        settings = self.spec.model_dump(mode="json", exclude={"energy", "label", "about", "name", *unset})
         code = sources.content_hash(Path(self.spec.model)) if is_file(self.spec.model) else ""
         artifact = self.run.artifact(
             "final_model",

@@ -6,6 +6,7 @@ listed without one; `prepare` imports it first. A user's file may import a frame
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -81,7 +82,7 @@ PUBLISHED = "published"
 
 def find_model(name: str) -> ZooEntry:
     """The entry of `gpt2`, or the MODEL of `./my_model.py`."""
-    if is_file(name):
+    if is_file(name) or (name not in lookup.ZOO.names() and Path(name).is_dir()):
         return _from_file(Path(name).expanduser())
     if name not in lookup.ZOO.names() and Path(f"{name}.py").is_file():
         raise NotFoundError(f"unknown model '{name}'", f"for your own file write ./{name}.py")
@@ -112,7 +113,31 @@ def require_packages(entry: ZooEntry) -> None:
         )
 
 
+_FAMILIES = {"big_bird": "bigbird", "resnet": "resnet50"}
+"""Model types of transformers that the zoo has under another name."""
+
+
+def _refuse_folder(path: Path) -> NotFoundError:
+    """For a folder of weights: the command that trains its model from them."""
+    try:
+        kind = str(json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return NotFoundError(
+            f"{path} is a folder; expected a zoo model or a .py file",
+            "`joulelab zoo` lists the models; a folder of weights is given with --weights",
+        )
+    name = _FAMILIES.get(kind, kind)
+    known = name in lookup.ZOO.names()
+    return NotFoundError(
+        f"{path} is a folder with weights of a {kind} model, and `train` takes the name of a zoo model",
+        (f"train it from these weights: joulelab train {name} --weights {path}; " if known else "")
+        + f"fine-tune it on your own labels: joulelab new compare my.yaml --data FILE --teacher {path}",
+    )
+
+
 def _from_file(path: Path) -> ZooEntry:
+    if path.is_dir():
+        raise _refuse_folder(path)
     if not path.is_file():
         raise NotFoundError(f"there is no file {path.absolute()}", "pass a model of `joulelab zoo` or a .py file")
     if path.suffix != ".py":
@@ -125,6 +150,14 @@ def _from_file(path: Path) -> ZooEntry:
     if not entry.sizes:
         raise ConfigError(f"MODEL in {path} has no sizes", f"add at least one Size; {GUIDE}")
     return entry
+
+
+def default_layers(count: int) -> tuple[int, ...]:
+    """Half of a model's layers, first and last included, evenly apart: of 12 DistilBERT's 0, 2, 4, 7, 9, 11."""
+    kept = max(1, count // 2)
+    if kept == 1:
+        return (0,)
+    return tuple(round(number * (count - 1) / (kept - 1)) for number in range(kept))
 
 
 SYNTHETIC = "synthetic"
@@ -149,6 +182,10 @@ class WorkloadRequest:
     requested_shape: Mapping[str, int] = field(default_factory=dict)
     tokenizer: str = ""
     """For text: a folder, hub id or sample; empty: that of the weights, the published one of the size, or bytes."""
+    validation: str = ""
+    """Text to evaluate on; empty: the dataset's own validation split, else its last rows."""
+    text_column: str | int | None = None
+    """Column with the text; None: one of the usual names."""
 
     def __post_init__(self) -> None:
         shape = self.size.shape if self.size_name in ("", *self.entry.sizes) else {}

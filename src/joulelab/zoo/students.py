@@ -19,6 +19,7 @@ from torch import Tensor
 
 from joulelab.errors import ConfigError
 from joulelab.zoo.pretrained import import_transformers, seeded_init
+from joulelab.zoo.registry import default_layers
 
 # Model type -> where the encoder keeps its list of layers.
 _LAYERS_OF = {
@@ -114,14 +115,6 @@ def extract_student(
 def layer_count(teacher_model: torch.nn.Module) -> int:
     config: Any = teacher_model.config
     return int(config.num_hidden_layers)
-
-
-def default_layers(count: int) -> tuple[int, ...]:
-    """Half of the layers at even distances, including first and last: of 12, DistilBERT's 0, 2, 4, 7, 9, 11."""
-    kept = max(1, count // 2)
-    if kept == 1:
-        return (0,)
-    return tuple(round(number * (count - 1) / (kept - 1)) for number in range(kept))
 
 
 def check_layers(

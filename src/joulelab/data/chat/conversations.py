@@ -6,13 +6,26 @@ import heapq
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from joulelab.data import labeled_text, sources
-from joulelab.data.splits import SplitName, split_of, text_id
-from joulelab.data.text import TEXT_COLUMNS, check_source, files_by_split, json_rows, read_files, unreadable
+from joulelab.data.splits import SPLITS, SplitName, split_of, text_id
+from joulelab.data.text import (
+    BY_NAME,
+    TEXT_COLUMNS,
+    ColumnChoice,
+    Columns,
+    check_source,
+    chosen_column,
+    file_columns,
+    files_by_split,
+    is_saved_dataset,
+    json_rows,
+    read_files,
+    unreadable,
+)
 from joulelab.errors import ConfigError
 
 ASSISTANT = "assistant"
@@ -176,6 +189,8 @@ def _with_answer(conversation: Conversation, dropped: Counter[str]) -> Conversat
 Form = Literal["text", "chat"]
 _OPENING_WORDS = 6  # of a review, which the prompt contains
 _TRAIN = "train"
+_WHOLE_BYTES = 256 * 2**20  # files up to this size are checked completely before a run
+_FIRST_ROWS = 10_000
 _FEW = 50  # distinct rows; with fewer, a split may be empty
 
 
@@ -185,28 +200,110 @@ def rows_of(
     split: SplitName | None = None,
     subset: str = "all",
     form: Form = "text",
-    limit: int | None = None,
+    limit: int | float | None = None,
     only_correct: bool = True,
     dropped: Counter[str] | None = None,
+    files: Mapping[str, str] | None = None,
+    choice: ColumnChoice = BY_NAME,
 ) -> Iterator[Row]:
-    """The rows of a source (sample, file, folder or hub dataset), split by the hash of each row's question.
+    """The rows of a source (sample, file, folder or hub dataset).
+
+    Splits of its own, and `files` that the user names for a split, are kept as they are; rows without a split are
+    divided by the hash of each row's question.
 
     `subset` is the configuration of a hub dataset, or short, long, all of sample:reviews; `form` selects plain texts or
     questions with answers for these. With a `limit`, all rows are read and those with the smallest hashes are used:
-    published datasets are often sorted by origin, so their first rows are of one kind. A smaller limit gives a subset.
+    published datasets are often sorted by origin, so their first rows are of one kind. A smaller limit gives a subset;
+    a fraction is a share of the rows.
     """
     counts = dropped if dropped is not None else Counter()
-    if limit is not None and limit < 1:
+    if limit is not None and (limit < 1 if isinstance(limit, int) else not 0 < limit <= 1):
         raise ConfigError(f"limit={limit}; expected 1 or more", "set a limit of 1 or more, or none")
-    if sources.parse(source).kind == "sample":
+    named = files or {}
+    if "train" not in named and sources.parse(source).kind == "sample" and split not in named:
         rows = _review_rows(source, subset, form, split)
     else:
-        rows = _some_of(_read(source, subset, only_correct, counts), split, source, counts)
+        rows = _split_rows(source, split, subset, only_correct, counts, named, choice)
     return rows if limit is None else iter(_with_smallest_hashes(rows, limit))
 
 
-def _read(source: str, subset: str, only_correct: bool, dropped: Counter[str]) -> Iterator[Row]:
-    for number, record in enumerate(_records(source, subset), 1):
+def _split_rows(
+    source: str,
+    split: SplitName | None,
+    subset: str,
+    only_correct: bool,
+    dropped: Counter[str],
+    named: Mapping[str, str],
+    choice: ColumnChoice,
+) -> Iterator[Row]:
+    whole = named.get("train", source)
+    if split is None:
+        return _some_of(_read(whole, subset, only_correct, dropped, choice=choice), None, whole, dropped)
+    own = named if "train" in named else {**dict.fromkeys(own_splits(source), source), **named}
+    held_out = {name for name in own if name != "train"}
+    if split in held_out:
+        place, part = (named[split], None) if split in named else (source, split)
+        rows = _read(place, subset if place == source else "all", only_correct, dropped, part, choice)
+        return _some_of(rows, None, place, dropped)
+    rows = _read(whole, subset if whole == source else "all", only_correct, dropped, choice=choice)
+    if split == "train" and "test" in held_out:
+        return _some_of(rows, None, whole, dropped)
+    if split == "train" and held_out:  # with validation rows of their own, only test rows are held out
+        return _some_of((row for row in rows if split_of(row_id(row)) != "test"), None, whole, dropped)
+    return _some_of(rows, split, whole, dropped)
+
+
+def own_splits(source: str) -> tuple[str, ...]:
+    """The splits besides `train` that a local source has; a dataset on the hub is asked when it is read."""
+    found = sources.parse(source)
+    if found.kind != "folder" or found.path is None:
+        return ()
+    if is_saved_dataset(found.path):
+        from joulelab.data.hub import SavedText
+
+        names = SavedText(found.path).splits()
+    else:
+        names = tuple(files_by_split(found.path))
+    return tuple(name for name in names if name in SPLITS and name != _TRAIN)
+
+
+def check_rows(
+    source: str,
+    subset: str,
+    files: Mapping[str, str],
+    choice: ColumnChoice,
+    only_correct: bool,
+    limits: Mapping[str, Any],
+) -> None:
+    """Refuse local files whose rows cannot be trained on, before a run starts; of large files the first rows count."""
+    places = [files[name] for name in files] if "train" in files else [source, *files.values()]
+    paths = [sources.parse(place).path for place in places]
+    if any(path is None for path in paths) or sources.parse(places[0]).kind == "sample":
+        return
+    small = sum(path.stat().st_size for path in paths if path is not None and path.is_file()) <= _WHOLE_BYTES
+    for split in (name for name in SPLITS if name != "validation" or name in files):
+        limit = limits.get(split)
+        rows = rows_of(source, split=split, subset=subset, only_correct=only_correct, files=files, choice=choice)
+        found = sum(1 for _ in islice(rows, None if small else _FIRST_ROWS))
+        if small and isinstance(limit, int) and limit > found:
+            name = "documents" if split == "train" else "held_out"
+            raise ConfigError(
+                f"data.{name}={limit}: {files.get(split, places[0])} has only {found:,} rows for {split}",
+                f"set data.{name} to at most {found:,}, or leave it out for all",
+            )
+
+
+def _read(
+    source: str,
+    subset: str,
+    only_correct: bool,
+    dropped: Counter[str],
+    split: str | None = None,
+    choice: ColumnChoice = BY_NAME,
+) -> Iterator[Row]:
+    for number, record in enumerate(_records(source, subset, split, choice), 1):
+        if choice.text is not None:
+            record = _text_record(record, choice.text, source)
         try:
             row = row_of(record, dropped, only_correct)
         except ConfigError as error:
@@ -246,8 +343,16 @@ def _some_of(rows: Iterable[Row], split: SplitName | None, source: str, dropped:
         )
 
 
-def _with_smallest_hashes(rows: Iterable[Row], limit: int) -> list[Row]:
+def _text_record(record: Record, name: str | int, source: str) -> dict[str, Any]:
+    columns = Columns(dict.fromkeys(record, ()))
+    return {"text": record[chosen_column(columns, name, TEXT_COLUMNS, "text", source)]}
+
+
+def _with_smallest_hashes(rows: Iterable[Row], limit: int | float) -> list[Row]:
     numbered = ((row_id(row), place, row) for place, row in enumerate(rows))
+    if isinstance(limit, float):
+        everything = sorted(numbered, key=lambda entry: entry[:2])
+        return [row for _, _, row in everything[: max(1, round(limit * len(everything)))]]
     return [row for _, _, row in heapq.nsmallest(limit, numbered, key=lambda entry: entry[:2])]
 
 
@@ -270,29 +375,36 @@ def _as_question(review: str, polarity: str) -> Row:
     ]
 
 
-def _records(source: str, subset: str) -> Iterator[dict[str, Any]]:
+def _records(
+    source: str, subset: str, split: str | None = None, choice: ColumnChoice = BY_NAME
+) -> Iterator[dict[str, Any]]:
+    part = split or _TRAIN
     found = check_source(source, subset)
     if found.path is None:
         from joulelab.data.hub import HubText
 
         name = source if subset == "all" else f"{found.name.partition(':')[0]}:{subset}"
-        return HubText(name, whole=True).rows(_TRAIN)
-    if any((found.path / mark).exists() for mark in ("dataset_dict.json", "dataset_info.json")):
+        return HubText(name, whole=True).rows(part)
+    if is_saved_dataset(found.path):
         from joulelab.data.hub import SavedText
 
-        return SavedText(found.path).rows(_TRAIN)
+        return SavedText(found.path).rows(part)
     files = files_by_split(found.path)
-    if _TRAIN not in files:
+    if part not in files:
         raise ConfigError(
             f"{found.path.absolute()} has files of {', '.join(files)} but no training files", "name a single file"
         )
-    return chain.from_iterable(map(_file_records, files[_TRAIN]))
+    return chain.from_iterable(_file_records(file, choice) for file in files[part])
 
 
-def _file_records(file: Path) -> Iterator[dict[str, Any]]:
+def _file_records(file: Path, choice: ColumnChoice = BY_NAME) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
 
     kind = file.name.lower().removesuffix(".gz")
+    if file.suffix.lower() == ".csv":
+        columns, _ = file_columns(file, choice)
+        yield from (dict(zip(columns.values, row, strict=True)) for row in zip(*columns.values.values(), strict=True))
+        return
     if not kind.endswith((".json", ".jsonl", ".parquet")):
         yield from ({"text": text} for text in read_files([file]))
         return

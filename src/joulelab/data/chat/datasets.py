@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from joulelab.data.chat.encoding import (
     write_documents,
 )
 from joulelab.data.chat.templates import ChatTemplate, ConversationRefused, template_of
+from joulelab.data.text import ColumnChoice
 from joulelab.errors import ConfigError
 
 
@@ -34,8 +35,8 @@ class ChatDataSettings:
     """Split by the hash of each question; None uses all rows."""
     form: Literal["text", "chat"] = "text"
     """For sample:reviews: plain texts, or questions with answers."""
-    limit: int | None = None
-    """Maximum number of rows, selected by hash."""
+    limit: int | float | None = None
+    """Maximum number of rows, selected by hash; a fraction is a share of them."""
     strip_think_blocks: bool = False
     """Remove reasoning from answers."""
     code_only: bool = False
@@ -46,6 +47,12 @@ class ChatDataSettings:
     """Train only on the last answer of a conversation, for chat templates that rewrite earlier turns."""
     max_tokens: int | None = None
     """Truncate documents to this length."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files that the user names for a split."""
+    text_column: str | int | None = None
+    """Column with the text, if it has none of the usual names."""
+    header: bool | None = None
+    """Whether a CSV file starts with column names."""
 
 
 PRESETS: dict[str, ChatDataSettings] = {
@@ -122,6 +129,8 @@ def settings_rows(settings: ChatDataSettings, dropped: Counter[str] | None = Non
         limit=settings.limit,
         only_correct=settings.only_correct,
         dropped=counts,
+        files=settings.files,
+        choice=ColumnChoice(text=settings.text_column, header=settings.header, labeled=False),
     )
     return cleaned(rows, counts, strip_reasoning=settings.strip_think_blocks, only_code=settings.code_only)
 

@@ -16,8 +16,11 @@ from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
 from joulelab.data import sources
+from joulelab.data.chat.conversations import check_rows
 from joulelab.data.chat.datasets import PRESETS
 from joulelab.data.chat.templates import read_template
+from joulelab.data.splits import OwnSplits, Size, all_of_own_data
+from joulelab.data.text import ColumnChoice
 from joulelab.distill.config import LabelsAndTeacherSection, LanguageModelSpec, require_trackers
 from joulelab.distill.logit_cache.codecs import get_codec, require_usable
 from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, UsageError
@@ -189,7 +192,7 @@ class CausalTraining(TrainingConfig):
         return self
 
 
-class CausalData(Section):
+class CausalData(OwnSplits):
     """Conversations or plain text, and the rows made of them."""
 
     source: str = "sample:reviews"
@@ -198,10 +201,13 @@ class CausalData(Section):
     """The configuration of a hub dataset; `short`, `long` or `all` of sample:reviews."""
     form: Literal["text", "chat"] = "text"
     """For sample:reviews: plain texts, or a request to continue a review with its answer."""
-    documents: int | None = Field(None, ge=1)
-    """Number of training documents, selected by hash; null: all."""
-    held_out: int = Field(200, ge=1)
-    """Number of evaluation documents, from those that their hash excludes from training."""
+    header: bool | None = None
+    """Whether a CSV file starts with column names; false: columns are numbered from 1; null: detected."""
+    documents: Size | None = None
+    """Training documents, selected by hash: a number, a share (0.1 or 10 %), or null for all."""
+    held_out: Size = 200
+    """Evaluation documents: a number, a share, or `all`, which is the default for your own data. From the test split,
+    else from those that their hash excludes from training."""
     max_tokens: int = Field(1024, ge=8)
     """Longer documents are truncated."""
     row_length: int = Field(1024, ge=8)
@@ -212,6 +218,26 @@ class CausalData(Section):
     """Keep only the last code block of an answer; rows without one are dropped."""
     only_correct: bool = True
     """If a dataset marks answers as correct or not, train on the correct ones only."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_of_own_data(cls, values: object) -> object:
+        return all_of_own_data(values, "held_out")
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Split -> file, of the splits that the settings name."""
+        return {str(split): file for split, file in self.named_files.items()}
+
+    def limit(self, split: str) -> int | float | None:
+        size = self.documents if split == "train" else self.held_out
+        return None if size is None or isinstance(size, str) else size
+
+    def check(self) -> None:
+        choice = ColumnChoice(text=self.text_column, header=self.header, labeled=False)
+        limits = {split: self.limit(split) for split in ("train", "test")}
+        check_rows(self.source, self.subset, self.files, choice, self.only_correct, limits)
+
     tokenizer: str | None = None
     """Model whose tokenizer is used; null: the student's, or the teacher's for a randomly initialized student."""
     template: str | None = None
@@ -475,7 +501,9 @@ class CausalSpec(LanguageModelSpec):
         yield lambda: require_trackers(self._all_trainings)
         yield self.require_evaluators
         models = (self.teacher.model if self.has_teacher else None, self.student.model, self.tokenizer)
-        for name in dict.fromkeys((self.data.source, *models, self.quality.answers)):
+        yield self.data.check
+        data = self.data.inputs().values()
+        for name in dict.fromkeys((*data, *models, self.quality.answers)):
             if name:
                 yield lambda name=name: sources.parse(name)  # type: ignore[misc]
         if self.data.template is not None:

@@ -21,8 +21,9 @@ from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
 from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer, weights_identity
 
-Split = Literal["train", "test"]
+Split = Literal["train", "validation", "test"]
 TRAIN: Literal["train"] = "train"
+VALIDATION: Literal["validation"] = "validation"
 TEST: Literal["test"] = "test"
 
 

@@ -1,4 +1,4 @@
-"""Stage data.preprocess: a source of conversations or texts becomes two stores of token ids, for training and test."""
+"""Stage data.preprocess: a source of conversations or texts becomes stores of token ids, for training and test."""
 
 from __future__ import annotations
 
@@ -6,53 +6,88 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from joulelab.data.chat.conversations import Row
+from joulelab.data.chat.conversations import Row, own_splits, row_id
 from joulelab.data.chat.datasets import ChatDataSettings, settings_rows, write_rows
 from joulelab.data.chat.encoding import encoding_identity
 from joulelab.data.chat.templates import template_of
-from joulelab.distill.causal.context import TEST, TRAIN, CausalContext, Split
+from joulelab.distill.causal.config import CausalData
+from joulelab.distill.causal.context import TEST, TRAIN, VALIDATION, CausalContext, Split
 from joulelab.distill.runner import PREPROCESS
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
+from joulelab.runs.paths import read_json, write_json
+
+_SPLITS = "splits.json"
 
 
 def prepare_data(context: CausalContext) -> Artifact:
-    """Both stores in one artifact: they come from one source, by one tokenizer."""
+    """All stores in one artifact: they come from one source, by one tokenizer."""
     data, runner = context.spec.data, context.runner
-    raw = runner.input_bill("texts", data.source, "text", role="data")
+    raw = [runner.input_bill(name, file, "text", role="data") for name, file in data.inputs().items()]
     inputs = {
         **data.model_dump(mode="json", exclude={"tokenizer", "template", "row_length"}),
         # two models of one family often share a tokenizer, but not the chat template
         **encoding_identity(context.tokenizer, template_of(context.tokenizer, last_answer_only=data.last_answer_only)),
     }
-    return runner.make(
+    own = _own_splits(data)
+    if own:
+        inputs["splits"] = sorted(own)  # artifacts of earlier releases ignored them
+    made = runner.make(
         "data",
         PREPROCESS,
         lambda folder, stage: _write_stores(context, folder, stage),
         kind="documents",
         inputs=inputs,
-        parents=[raw],
+        parents=raw,
     )
+    if data.is_own:
+        _report_splits(context, made, own)
+    return made
+
+
+def _own_splits(data: CausalData) -> set[str]:
+    """Splits besides training that the user has."""
+    return {*(() if "train" in data.files else own_splits(data.source)), *data.files} - {TRAIN}
+
+
+def _report_splits(context: CausalContext, data: Artifact, own: set[str]) -> None:
+    settings, path = context.spec.data, data.folder / _SPLITS
+    duplicates = read_json(path)["duplicates"] if path.exists() else 0
+    notes = []
+    if TEST not in own:
+        where = settings.files.get(TRAIN, settings.source)
+        notes.append(
+            f"{where} has no test split of its own: about a fifth is held out by the hash of each text or question"
+        )
+    names: tuple[Split, ...] = (TRAIN, *((VALIDATION,) if VALIDATION in own else ()), TEST)
+    sizes: dict[str, int] = {name: len(context.documents(data, name)) for name in names}
+    context.runner.report_data(sizes, notes, duplicates)
 
 
 def _write_stores(context: CausalContext, folder: Path, stage: Stage) -> None:
     data, rows, tokens = context.spec.data, 0, 0
+    trained: set[str] = set()
+    duplicates = 0
 
-    def counted(source: Iterator[Row]) -> Iterator[Row]:
-        nonlocal rows
+    def counted(source: Iterator[Row], split: str) -> Iterator[Row]:
+        nonlocal rows, duplicates
         for row in source:
             rows += 1
             stage.count(samples=rows)
             context.run.stop.check()
+            if data.is_own and split == TRAIN:
+                trained.add(row_id(row))
+            elif data.is_own and split == TEST:
+                duplicates += row_id(row) in trained
             yield row
 
-    splits: tuple[Split, ...] = (TRAIN, TEST)
+    splits: tuple[Split, ...] = (TRAIN, *((VALIDATION,) if VALIDATION in _own_splits(data) else ()), TEST)
     for split in splits:
         dropped: Counter[str] = Counter()
         store = write_rows(
             folder / split,
             context.tokenizer,
-            counted(split_rows(context, split, dropped)),
+            counted(split_rows(context, split, dropped), split),
             tokenizer_name=context.spec.tokenizer,
             max_tokens=data.max_tokens,
             last_answer_only=data.last_answer_only,
@@ -60,6 +95,8 @@ def _write_stores(context: CausalContext, folder: Path, stage: Stage) -> None:
         )
         tokens += store.tokens_total
         stage.count(samples=rows, tokens=tokens)
+    if data.is_own:
+        write_json(folder / _SPLITS, {"duplicates": duplicates})
 
 
 def split_rows(context: CausalContext, split: Split, dropped: Counter[str] | None = None) -> Iterator[Row]:
@@ -71,11 +108,14 @@ def split_rows(context: CausalContext, split: Split, dropped: Counter[str] | Non
             subset=data.subset,
             split=split,
             form=data.form,
-            limit=data.documents if split == TRAIN else data.held_out,
+            limit=data.limit(split),
             strip_think_blocks=data.strip_think_blocks,
             code_only=data.code_only,
             only_correct=data.only_correct,
             max_tokens=data.max_tokens,
+            files=data.files,
+            text_column=data.text_column,
+            header=data.header,
         ),
         dropped,
     )

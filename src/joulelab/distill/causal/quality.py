@@ -18,7 +18,7 @@ from joulelab.data import sources
 from joulelab.data.chat.encoding import DocumentStore
 from joulelab.data.chat.packing import CausalBatch, PackedRows, use_packed_attention
 from joulelab.distill.causal.config import CausalSpec
-from joulelab.distill.causal.context import TEST, TRAIN, CausalContext
+from joulelab.distill.causal.context import TEST, TRAIN, VALIDATION, CausalContext
 from joulelab.distill.causal.models import lm_head_weight
 from joulelab.distill.runner import StageSpec
 from joulelab.errors import ConfigError
@@ -29,6 +29,7 @@ from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import Result
+from joulelab.stats import wilson
 from joulelab.train.optim import float32_matmul_precision
 from joulelab.train.training_session import EvaluationPoint
 
@@ -128,8 +129,8 @@ def evaluate_model(
 
 
 def held_out_loss(context: CausalContext, data: Artifact) -> Callable[[nn.Module, EvaluationPoint], float]:
-    """For evaluations during training."""
-    rows = context.rows(data, TEST)
+    """For evaluations during training: on validation documents, where the user has some."""
+    rows = context.rows(data, VALIDATION if (data.folder / VALIDATION).is_dir() else TEST)
 
     def evaluate(model: nn.Module, point: EvaluationPoint) -> float:
         predictions = _held_out(context, model, rows, context.spec.training.precision)
@@ -213,6 +214,20 @@ def warn_if_guessing(context: CausalContext, student: Evaluation, data: Artifact
     problem = no_better_than_guessing(student.held_out.loss, unigram_baseline(context, data))
     if problem is not None:
         context.run.warn(problem)
+    flag_chance_answers(context, "student", student)
+
+
+def flag_chance_answers(context: CausalContext, role: str, own: Evaluation) -> None:
+    """A warning if the exact answers are not significantly better than random choices."""
+    if own.chance is None or not own.right:
+        return
+    interval = wilson(sum(own.right), len(own.right))
+    if interval.low <= own.chance:
+        context.run.warn(
+            f"the {role} is at chance level in exact answers: {sum(own.right)} of {len(own.right)} right (95 % "
+            f"interval {100 * interval.low:.1f} to {100 * interval.high:.1f} %), random choices give "
+            f"{100 * own.chance:.1f} %"
+        )
 
 
 def unigram_baseline(context: CausalContext, data: Artifact) -> float:

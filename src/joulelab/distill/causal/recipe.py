@@ -31,6 +31,7 @@ from joulelab.distill.causal.quality import (
     Evaluation,
     check_questions,
     evaluate_model,
+    flag_chance_answers,
     held_out_loss,
     report_quality,
     require_better_than_unigram,
@@ -154,6 +155,7 @@ class CausalRecipe:
             return None
         evaluation = self._evaluate_teacher(data)
         report_quality(self.runner.run, "teacher", evaluation)
+        flag_chance_answers(self.context, "teacher", evaluation)
         return evaluation
 
     def _evaluate_teacher(self, data: Artifact) -> Evaluation:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from joulelab.data import sources
+from joulelab.data.image_folders import LabeledFiles, find_split
 from joulelab.data.labeled_text import LabeledSource, check_labeled_text
-from joulelab.data.splits import all_of_own_data, parse_split
+from joulelab.data.splits import SPLITS, Split, SplitName, all_of_own_data, is_own_data, is_place, parse_split
 from joulelab.distill.config import DistillSpec, LabelsAndTeacherSection, TeacherSection
 from joulelab.errors import ConfigError
 from joulelab.runs.spec import Section
@@ -40,11 +41,38 @@ class ImageData(Section):
     classes: int = Field(10, ge=2)
     """Number of classes of the synthetic images; a folder defines its own."""
     train: str = "train[:2000]"
-    """Images to train on."""
+    """Images to train on: a split or a slice of it, or a folder with one folder per class; all of `train` of your own
+    images unless a slice is named."""
     validation: str = "validation[:500]"
-    """Images evaluated after every epoch."""
+    """Images evaluated after every epoch, likewise; held out from `train` where `source` has no such folder."""
     test: str = "test[:1000]"
-    """Held-out images on which quality is reported."""
+    """Held-out images on which quality is reported, likewise."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_of_own_images(cls, values: object) -> object:
+        if not isinstance(values, Mapping):
+            return values
+        train = values.get("train")
+        if not is_own_data(values.get("source"), train if isinstance(train, str) and is_place(train) else None):
+            return values
+        return {**{split: split for split in SPLITS}, **values}
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """Split -> folder, of the splits that the settings name by a folder."""
+        return {split: name for split in SPLITS if is_place(name := getattr(self, split))}
+
+    @property
+    def is_own(self) -> bool:
+        return self.source != SYNTHETIC or bool(self.folders)
+
+    def find(self, split: SplitName) -> LabeledFiles:
+        """The user's images of a split, before a slice is taken."""
+        return find_split(self.source, self.folders, split)
+
+    def slice_of(self, split: str) -> Split:
+        return Split(split) if split in self.folders else parse_split(getattr(self, split))
 
 
 class TeacherConfig(TeacherSection):
@@ -225,12 +253,15 @@ class FitnetsImagesSpec(DistillSpec):
 
     def checks(self) -> Iterator[Callable[[], object]]:
         yield from super().checks()
-        for split in (self.data.train, self.data.validation, self.data.test):
-            yield lambda split=split: parse_split(split)  # type: ignore[misc]
-        yield self._check_folder
+        for split in SPLITS:
+            yield lambda split=split: self._check_split(split)  # type: ignore[misc]
 
-    def _check_folder(self) -> None:
-        if self.data.source != SYNTHETIC and sources.parse(self.data.source).kind != "folder":
-            raise ConfigError(
-                f"data.source={self.data.source} is not a folder of images", "name a folder, or `synthetic`"
-            )
+    def _check_split(self, split: SplitName) -> None:
+        """That the split has images of the training classes; their files are listed, not read."""
+        if not self.data.is_own:
+            parse_split(getattr(self.data, split))
+            return
+        name = self.data.folders.get(split, self.data.folders.get("train", self.data.source))
+        if sources.parse(name).kind != "folder":
+            raise ConfigError(f"{name} is not a folder of images", "name a folder with one folder per class")
+        self.data.find(split)

@@ -6,20 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from joulelab.data import labeled_text, sources
+from joulelab.data import labeled_text
 from joulelab.data.batches import Batch, iterate_in_order
+from joulelab.data.image_folders import count_duplicates, missing_splits
 from joulelab.data.images import FolderImages
 from joulelab.data.labeled_text import TokenizedSet
-from joulelab.data.splits import SPLITS, parse_split
+from joulelab.data.splits import SPLITS, SplitName
 from joulelab.data.synthetic import SyntheticImages
-from joulelab.distill.classify.config import SYNTHETIC, ClassifySpec, FitnetsImagesSpec, ImageData
+from joulelab.distill.classify.config import ClassifySpec, FitnetsImagesSpec, ImageData
 from joulelab.distill.classify.objective import ForwardAdapter, ForwardOutput
 from joulelab.distill.runner import PREPROCESS, Runner
 from joulelab.errors import JoulelabError
@@ -106,18 +107,26 @@ class ImageSplits:
         return self.split("train", augment=True)
 
     def split(self, name: str, augment: bool = False) -> Images:
-        chosen = parse_split(getattr(self.config, name))
-        if self.config.source == SYNTHETIC:
+        chosen = self.config.slice_of(name)
+        if not self.config.is_own:
             return SyntheticImages(self.config.classes, self.config.side, chosen)
-        folder = sources.parse(self.config.source).path
-        assert folder is not None  # checked by preflight
-        return FolderImages(folder, self.config.side, chosen, augment)
+        return FolderImages(self.config.find(cast(SplitName, name)), self.config.side, chosen, augment)
 
 
 def find_images(runner: Runner[FitnetsImagesSpec]) -> ImageSplits:
     data = runner.spec.data
-    bills = [] if data.source == SYNTHETIC else [runner.input_bill("images", data.source, "images", role="data")]
-    return ImageSplits(data, bills)
+    if not data.is_own:
+        return ImageSplits(data, [])
+    source = {} if "train" in data.folders else {"images": data.source}
+    named = {**source, **{f"images for {split}": folder for split, folder in data.folders.items()}}
+    bills = [runner.input_bill(name, folder, "images", role="data") for name, folder in named.items()]
+    splits = ImageSplits(data, bills)
+    missing = missing_splits(data.source, data.folders)
+    where = named.get("images", data.train)
+    notes = [f"{where}: no images for {' and '.join(missing)}; held out by the hash of the file name"]
+    sizes: dict[str, int] = {name: len(splits.split(name).rows) for name in SPLITS}
+    runner.report_data(sizes, notes if missing else [], count_duplicates(data.find("train"), data.find("test")))
+    return splits
 
 
 # The teacher's outputs on every training text, computed once for all epochs and students. They are found by the text's

@@ -14,7 +14,8 @@ from pydantic import Field, field_validator, model_validator
 
 from joulelab.data import sources
 from joulelab.data.masking import require_counts
-from joulelab.data.splits import Size, is_own_data
+from joulelab.data.splits import OwnSplits, Size, is_own_data, is_place
+from joulelab.data.text import check_documents
 from joulelab.data.token_store import find_store, refuse_pickle
 from joulelab.distill.config import DistillSection, LanguageModelSpec, TeacherSection
 from joulelab.errors import ConfigError
@@ -54,7 +55,7 @@ class LmTraining(TrainingConfig):
     """Share of the budget over which the learning rate rises from 0 (warmup_prop)."""
 
 
-class LmData(Section):
+class LmData(OwnSplits):
     """Text or tokens, and how they are cut into sequences."""
 
     source: str = "sample:reviews"
@@ -81,9 +82,19 @@ class LmData(Section):
     @model_validator(mode="before")
     @classmethod
     def _share_of_own_text(cls, values: object) -> object:
-        if not isinstance(values, Mapping) or not is_own_data(values.get("source")):
+        if not isinstance(values, Mapping) or not is_own_data(values.get("source"), values.get("train")):
             return values
         return {"validation_size": OWN_HELD_OUT, **values}
+
+    @property
+    def trained_on(self) -> str:
+        """The text or token store to train on."""
+        return self.train if self.train is not None and is_place(self.train) else self.source
+
+    def check(self) -> None:
+        """Refuse files without text, or without the named column, before a run starts."""
+        for name in self.inputs().values():
+            check_documents(name, self.text_column)
 
     @field_validator("source")
     @classmethod
@@ -276,11 +287,12 @@ class DistilbertSpec(LanguageModelSpec):
     def checks(self) -> Iterator[Callable[[], object]]:
         yield from super().checks()
         for name in dict.fromkeys(
-            (self.data.source, self.teacher.model, self.student.layers_of, self.student.model)
+            (*self.data.inputs().values(), self.teacher.model, self.student.layers_of, self.student.model)
         ):  # the teacher's tokenizer is used even without a teacher
             if name and name != OF_TEACHER:
                 yield lambda name=name: sources.parse(name)  # type: ignore[misc]
         yield lambda: refuse_pickle(Path(self.data.source))
+        yield self.data.check
         if self.data.token_counts:
             yield lambda: require_counts(Path(str(self.data.token_counts)))
         yield self._check_student_config

@@ -6,7 +6,8 @@ of the sequences are kept in memory; tokens are read from the store when a batch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -19,7 +20,7 @@ from torch import Tensor
 from joulelab.data import sources
 from joulelab.data.batches import TensorBatch, batch_order, padded_share
 from joulelab.data.masking import mask_weights, read_counts, write_counts
-from joulelab.data.splits import ALL, parse_split
+from joulelab.data.splits import ALL, is_place, parse_split
 from joulelab.data.text import open_documents
 from joulelab.data.token_store import TokenStore, is_store, open_store
 from joulelab.data.tokenize import binarize, describe, usual_workers
@@ -27,9 +28,10 @@ from joulelab.distill.chunked import Positions
 from joulelab.distill.distilbert.config import LmData, LmDistillation
 from joulelab.distill.losses import NO_TARGET
 from joulelab.errors import ConfigError
+from joulelab.runs.paths import read_json, write_json
 from joulelab.zoo.pretrained import load_tokenizer
 
-_TOKENS, _COUNTS = "tokens", "counts.npy"
+_TOKENS, _COUNTS, _SPLITS = "tokens", "counts.npy", "splits.json"
 _ROWS_AT_A_TIME = 10_000
 _TOKENS_AT_A_TIME = 1 << 24
 
@@ -40,11 +42,25 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Documents of a store; without numbers all of them."""
+
+    store: TokenStore
+    rows: Ids | None = None
+
+    @property
+    def documents(self) -> Ids:
+        return np.arange(len(self.store)) if self.rows is None else self.rows
+
+
+@dataclass(frozen=True, eq=False)
 class Corpus:
     store: TokenStore
     train: Ids
     """Numbers of the documents to train on."""
-    held_out: Ids
+    validation: HeldOut
+    """For evaluations during training, and for reported quality where there is no test text."""
+    test: HeldOut | None
     counts_V: Ids
     """Occurrences of each token in the training documents."""
 
@@ -54,34 +70,76 @@ def write_corpus(
 ) -> None:
     """Tokenize the text, unless it is a token store already, and count tokens; `count(documents, tokens)` reports
     progress."""
-    given = _given_store(config)
-    if given is None:
-        documents = open_documents(config.source)
-        tokenizer = describe(load_tokenizer(tokenizer_name), tokenizer_name, family)
-        texts = documents.read(parse_split(config.split))
-        store = binarize(texts, folder / _TOKENS, tokenizer, workers=usual_workers(documents.size_bytes), tick=count)
-    else:
-        store = open_store(given)
-    train, _ = split_documents(len(store), config.validation_size)
+    own = own_documents(config)
+    stores = {}
+    for name, (source, split) in {"train": (config.trained_on, config.split), **own}.items():
+        target = folder / (_TOKENS if name == "train" else name)
+        given = _given_store(source)
+        if given is None:
+            documents = open_documents(source, config.text_column)
+            tokenizer = describe(load_tokenizer(tokenizer_name), tokenizer_name, family)
+            texts = documents.read(parse_split(split or documents.source.splits()[0]))
+            stores[name] = binarize(texts, target, tokenizer, workers=usual_workers(documents.size_bytes), tick=count)
+        else:
+            stores[name] = open_store(given)
+    store = stores["train"]
+    train, _ = _documents_of(store, config, own)
+    if config.is_own:
+        trained = {_row_hash(store, int(row)) for row in train}
+        test = stores.get("test", stores.get("validation"))
+        twice = 0 if test is None else sum(_row_hash(test, row) in trained for row in range(len(test)))
+        write_json(folder / _SPLITS, {"duplicates": twice})
     counts_V = read_counts(Path(config.token_counts)) if config.token_counts else _count_tokens(store, train)
     write_counts(counts_V, folder / _COUNTS)
     open_corpus(folder, config)  # fails here, in the stage that made it, if counts and vocabulary do not match
 
 
 def open_corpus(folder: Path, config: LmData) -> Corpus:
-    store = open_store(_given_store(config) or folder / _TOKENS)
+    own = own_documents(config)
+    store = open_store(_given_store(config.trained_on) or folder / _TOKENS)
+    held_out = {name: open_store(_given_store(source) or folder / name) for name, (source, _) in own.items()}
     counts_V = read_counts(folder / _COUNTS)
     if len(counts_V) < store.vocab_size:
         raise ConfigError(
             f"token counts of {len(counts_V):,} tokens for a vocabulary of {store.vocab_size:,}",
             "count again: `joulelab prepare token-counts`",
         )
-    return Corpus(store, *split_documents(len(store), config.validation_size), counts_V[: store.vocab_size])
+    train, rows = _documents_of(store, config, own)
+    validation = HeldOut(held_out["validation"]) if "validation" in held_out else HeldOut(store, rows)
+    test = HeldOut(held_out["test"]) if "test" in held_out else None
+    return Corpus(store, train, validation, test, counts_V[: store.vocab_size])
 
 
-def _given_store(config: LmData) -> Path | None:
+def own_documents(config: LmData) -> dict[str, tuple[str, str]]:
+    """Validation and test text that the user has: split -> (source, split in it; empty: the first one)."""
+    named: dict[str, str] = {split: name for split, name in config.named_files.items() if split != "train"}
+    own = {split: (name, "") for split, name in named.items() if is_place(name)}
+    source = sources.parse(config.trained_on)
+    if source.kind != "folder" or source.path is None or is_store(source.path):
+        return own
+    there = open_documents(config.trained_on, config.text_column).source.splits()
+    inside = {split: named.get(split, split) for split in ("validation", "test") if split not in own}
+    return {**{split: (config.trained_on, name) for split, name in inside.items() if name in there}, **own}
+
+
+def _documents_of(store: TokenStore, config: LmData, own: Mapping[str, object]) -> tuple[Ids, Ids]:
+    """(to train on, held out): all of them are trained on where the user has held-out text."""
+    if own:
+        return np.arange(len(store)), np.empty(0, np.int64)
+    return split_documents(len(store), config.validation_size)
+
+
+def _row_hash(store: TokenStore, row: int) -> bytes:
+    return hashlib.sha256(np.asarray(store.row(row), dtype=np.int64).tobytes()).digest()
+
+
+def duplicates(folder: Path) -> int:
+    return int(read_json(folder / _SPLITS)["duplicates"]) if (folder / _SPLITS).exists() else 0
+
+
+def _given_store(source: str) -> Path | None:
     """The token store that the user named, if it is one."""
-    path = sources.parse(config.source).path
+    path = sources.parse(source).path
     return path if path is not None and path.is_dir() and is_store(path) else None
 
 
@@ -175,9 +233,9 @@ class PackedRows:
         return joined[start - before : stop - before]
 
 
-def sequences_of(corpus: Corpus, documents: Ids, config: LmData) -> Sequences:
+def sequences_of(store: TokenStore, documents: Ids, config: LmData) -> Sequences:
     limits = Limits(config.max_model_input_size, config.min_tokens, config.max_unknown_share)
-    cut = cut_sequences(corpus.store, documents, limits)
+    cut = cut_sequences(store, documents, limits)
     return pack_rows(cut, config.max_model_input_size) if config.packing else cut
 
 
@@ -421,8 +479,10 @@ class LmBatches:
         return self._order
 
 
-def held_out_batches(corpus: Corpus, data: LmData, config: LmDistillation, batch_size: int) -> LmBatches:
-    sequences = sequences_of(corpus, corpus.held_out, data)
+def held_out_batches(
+    corpus: Corpus, held_out: HeldOut, data: LmData, config: LmDistillation, batch_size: int
+) -> LmBatches:
+    sequences = sequences_of(held_out.store, held_out.documents, data)
     return LmBatches(sequences, make_task(corpus, config, everywhere=False), batch_size, VALIDATION_SEED)
 
 

@@ -8,7 +8,7 @@ A model is evaluated before its training, during it, and at the end; all of this
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +23,14 @@ from joulelab.distill.chunked import TermWeights, VocabularyLoss
 from joulelab.distill.distilbert.config import OF_TEACHER, DistilbertSpec, LmDistillation, LmTraining
 from joulelab.distill.distilbert.data import (
     Corpus,
+    HeldOut,
     LmBatch,
     LmBatches,
+    duplicates,
     held_out_batches,
     make_task,
     open_corpus,
+    own_documents,
     sequences_of,
     write_corpus,
 )
@@ -118,7 +121,7 @@ class DistilbertRecipe:
 
     def data(self) -> Artifact:
         data, teacher = self.spec.data, self.spec.teacher
-        parents = [self.runner.input_bill("texts", data.source, "text", role="data")]
+        parents = [self.runner.input_bill(name, file, "text", role="data") for name, file in data.inputs().items()]
         counts = counts_file(Path(data.token_counts)) if data.token_counts else None
         if counts is not None:
             parents.append(self.runner.input_bill("token counts", str(counts), "counts", role="data"))
@@ -134,8 +137,25 @@ class DistilbertRecipe:
             "counts": sources.content_hash(counts) if counts is not None else "",
             "tokenizer": weights_identity(teacher.model),
         }
+        own = own_documents(data)
+        if own or data.text_column is not None:
+            inputs |= {"splits": own, "text_column": data.text_column}  # artifacts of earlier releases have none
         self._tokens = self.runner.make("data", PREPROCESS, write, kind="token-store", inputs=inputs, parents=parents)
+        if data.is_own:
+            self._report_splits(self._tokens, own)
         return self._tokens
+
+    def _report_splits(self, tokens: Artifact, own: Mapping[str, object]) -> None:
+        corpus = self.corpus
+        test = corpus.test or corpus.validation
+        notes = []
+        if not own:
+            held_out = len(test.documents)
+            notes.append(f"{self.spec.data.trained_on}: no validation text; {held_out:,} documents are held out evenly")
+        sizes = {"train": len(corpus.train), "test": len(test.documents)}
+        if corpus.test is not None:
+            sizes = {"train": len(corpus.train), "validation": len(corpus.validation.documents), **sizes}
+        self.runner.report_data(sizes, notes, duplicates(tokens.folder))
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -144,8 +164,17 @@ class DistilbertRecipe:
 
     @cached_property
     def evaluator(self) -> Evaluator:
+        """On validation text, for evaluations during training."""
+        return self._evaluator(self.corpus.validation)
+
+    @cached_property
+    def test_evaluator(self) -> Evaluator:
+        """On test text, where the user has some; its quality is reported."""
+        return self.evaluator if self.corpus.test is None else self._evaluator(self.corpus.test)
+
+    def _evaluator(self, held_out: HeldOut) -> Evaluator:
         spec = self.spec
-        batches = held_out_batches(self.corpus, spec.data, spec.distill, spec.eval_batch_size)
+        batches = held_out_batches(self.corpus, held_out, spec.data, spec.distill, spec.eval_batch_size)
         return Evaluator(
             batches, self.corpus, self.runner.device, spec.training.precision, spec.chunk, self.run.progress.advance
         )
@@ -233,7 +262,7 @@ class DistilbertRecipe:
         config: LmTraining,
         seed: int,
     ) -> TrainingJob:
-        sequences = sequences_of(self.corpus, self.corpus.train, self.spec.data)
+        sequences = sequences_of(self.corpus.store, self.corpus.train, self.spec.data)
         task = make_task(self.corpus, distill, distill.everywhere)
         batches = LmBatches(sequences, task, config.batch_size, seed, self.spec.data.group_by_size)
         scales = Scales.of(distill, task.targets_share(batches.lengths))
@@ -287,8 +316,9 @@ class DistilbertRecipe:
 
         def make(folder: Path) -> None:
             quality = self._last_quality.get(role)
-            if quality is None:
-                quality = self._evaluate(role, lambda: self._prepared(model.load()), f"{role}.{self._metric}")
+            if quality is None or self.corpus.test is not None:
+                load, name = (lambda: self._prepared(model.load())), f"{role}.{self._metric}"
+                quality = self._evaluate(role, load, name, self.test_evaluator)
             quality.save(folder)
 
         inputs = {
@@ -308,10 +338,13 @@ class DistilbertRecipe:
         )
         return quality
 
-    def _evaluate(self, role: str, load: Callable[[], nn.Module], name: str) -> HeldOutLoss:
+    def _evaluate(
+        self, role: str, load: Callable[[], nn.Module], name: str, evaluator: Evaluator | None = None
+    ) -> HeldOutLoss:
         """Loading is part of the stage, so that a run that reuses the result inherits its energy too."""
-        with self.runner.stage(evaluation_stage(role), self.evaluator.batches.batches_per_epoch) as stage:
-            quality = self.evaluator.evaluate(load())
+        chosen = evaluator or self.evaluator
+        with self.runner.stage(evaluation_stage(role), chosen.batches.batches_per_epoch) as stage:
+            quality = chosen.evaluate(load())
             stage.count(tokens=stage.counts.get("tokens", 0) + quality.tokens)
         self._report(name, quality)
         return quality

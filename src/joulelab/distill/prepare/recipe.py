@@ -45,7 +45,8 @@ from joulelab.zoo.pretrained import (
     seeded_init,
     weights_identity,
 )
-from joulelab.zoo.students import TEACHER_CLASSES, default_layers, extract_student, layer_count
+from joulelab.zoo.registry import default_layers
+from joulelab.zoo.students import TEACHER_CLASSES, extract_student, layer_count
 
 _DUMP, _DUMP_COUNTS, _STORE, _COUNTS = "dump.txt", "counts.json", "tokens", "token_counts.npy"
 _REVIEWS, _REVIEW_ROWS = "reviews", "rows.json"

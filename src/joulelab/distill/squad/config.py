@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from joulelab.data import sources
+from joulelab.data.splits import SPLITS, split_of, split_word, text_id
 from joulelab.data.squad.questions import SYNTHETIC, Question, parse_squad, read_squad, synthetic_document
 from joulelab.distill.config import DistillSection, DistillSpec, TeacherSection
 from joulelab.errors import ConfigError
@@ -23,10 +24,19 @@ _SYNTHETIC_VALIDATION_SEED = 1
 class SquadData(Section):
     """Questions on paragraphs, and how a paragraph is cut into windows."""
 
+    aliases: ClassVar = {"train": "train_file", "validation": "validation_file", "test": "test_file"}
+
+    source: str | None = None
+    """A folder with files train*.json, validation*.json (or dev) and test*.json in SQuAD's format, in place of
+    naming them."""
     train_file: str = SYNTHETIC
-    """A JSON file in SQuAD's format to train on; or `synthetic`: short stories generated from a seed."""
+    """A JSON file in SQuAD's format to train on (data.train); or `synthetic`: short stories generated from a seed."""
     validation_file: str = SYNTHETIC
-    """A JSON file in SQuAD's format on which quality is reported; or `synthetic`, other paragraphs."""
+    """A JSON file in SQuAD's format for evaluation during training (data.validation), and for reported quality where
+    there is no test file. `synthetic`: other paragraphs; with your own training file, a tenth of its paragraphs by
+    hash."""
+    test_file: str | None = None
+    """A JSON file in SQuAD's format on which quality is reported (data.test); null: the validation questions."""
     version_2: bool = False
     """Whether there are questions that the paragraph does not answer (SQuAD 2.0)."""
     synthetic_train: int = Field(80, ge=1)
@@ -51,16 +61,86 @@ class SquadData(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.source is not None and (self.train_file != SYNTHETIC or self.validation_file != SYNTHETIC):
+            raise ValueError("source is a folder with all files; set it, or train, validation and test, not both")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Artifacts made before these settings existed keep their keys."""
+        return {
+            key: value for key, value in dump(self).items() if value is not None or key not in ("source", "test_file")
+        }
+
+    @property
+    def is_own(self) -> bool:
+        return self.source is not None or self.train_file != SYNTHETIC
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Split -> file, of the splits that the user has."""
+        if self.source is None:
+            named = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
+            return {split: file for split, file in named.items() if file is not None and file != SYNTHETIC}
+        found: dict[str, list[str]] = {}
+        for file in sorted(Path(self.source).expanduser().glob("*.json")):
+            found.setdefault(split_word(file.name) or "", []).append(str(file))
+        for split in SPLITS:
+            if len(found.get(split, [])) > 1:
+                raise ConfigError(f"{self.source} has several files for {split}: {', '.join(found[split])}", "name one")
+        if "train" not in found:
+            raise ConfigError(f"{self.source} has no file train*.json", "name it: data.train=FILE")
+        return {split: files[0] for split, files in found.items() if split}
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("train", "validation", *(["test"] if "test" in self.files else []))
+
     def train_questions(self) -> tuple[Question, ...]:
-        return self._questions(self.train_file, self.synthetic_train, 0)
+        if not self.is_own:
+            return self._synthetic(self.synthetic_train, 0)
+        questions = read_squad(Path(self.files["train"]).expanduser(), self.version_2)
+        return questions if "validation" in self.files else self._hashed(questions, held_out=False)
 
     def validation_questions(self) -> tuple[Question, ...]:
-        return self._questions(self.validation_file, self.synthetic_validation, _SYNTHETIC_VALIDATION_SEED)
+        if not self.is_own and self.validation_file == SYNTHETIC:
+            return self._synthetic(self.synthetic_validation, _SYNTHETIC_VALIDATION_SEED)
+        if "validation" in self.files:
+            return read_squad(Path(self.files["validation"]).expanduser(), self.version_2)
+        return self._hashed(read_squad(Path(self.files["train"]).expanduser(), self.version_2), held_out=True)
 
-    def _questions(self, file: str, paragraphs: int, seed: int) -> tuple[Question, ...]:
-        if file == SYNTHETIC:
-            return parse_squad(synthetic_document(paragraphs, seed, self.version_2), SYNTHETIC, self.version_2)
-        return read_squad(Path(file).expanduser(), self.version_2)
+    def test_questions(self) -> tuple[Question, ...]:
+        return read_squad(Path(self.files["test"]).expanduser(), self.version_2)
+
+    def questions(self, split: str) -> tuple[Question, ...]:
+        make = {"train": self.train_questions, "validation": self.validation_questions, "test": self.test_questions}
+        return make[split]()
+
+    def notes(self) -> list[str]:
+        if not self.is_own or "validation" in self.files:
+            return []
+        return [f"{self.files['train']}: no validation questions; a tenth of its paragraphs is held out by hash"]
+
+    def duplicates(self) -> int:
+        """Held-out questions that are also trained on, with the same paragraph."""
+        trained = {(text_id(question.text), text_id(question.context)) for question in self.train_questions()}
+        held_out = self.questions(self.splits[-1])
+        return sum((text_id(question.text), text_id(question.context)) in trained for question in held_out)
+
+    def _hashed(self, questions: tuple[Question, ...], held_out: bool) -> tuple[Question, ...]:
+        """By paragraph: two questions on one paragraph are never in different splits."""
+        chosen = tuple(q for q in questions if (split_of(text_id(q.context)) == "validation") == held_out)
+        if not chosen:
+            raise ConfigError(
+                f"{self.files['train']} has too few paragraphs to hold some out for validation",
+                "provide the questions: data.validation=FILE",
+            )
+        return chosen
+
+    def _synthetic(self, paragraphs: int, seed: int) -> tuple[Question, ...]:
+        return parse_squad(synthetic_document(paragraphs, seed, self.version_2), SYNTHETIC, self.version_2)
 
 
 class QaTeacher(TeacherSection):
@@ -155,8 +235,13 @@ class SquadSpec(DistillSpec):
         # takes seconds at most, and a wrong answer would otherwise fail the run after the model was loaded
         yield self.data.train_questions
         yield self.data.validation_questions
+        yield self._check_test
         for model in dict.fromkeys((self.student.model, *([self.teacher.model] if self.has_teacher else []))):
             yield lambda model=model: _require_model(model)  # type: ignore[misc]
+
+    def _check_test(self) -> None:
+        if "test" in self.data.files:
+            self.data.test_questions()
 
 
 def _require_model(name: str) -> None:

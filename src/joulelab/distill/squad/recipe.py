@@ -164,7 +164,7 @@ class SquadRecipe:
         self._report_scores("student", data, student)
 
     def _report_scores(self, role: str, data: Artifact, model: Artifact) -> None:
-        features = open_features(data.folder / "validation")
+        features = open_features(data.folder / self.spec.data.splits[-1])
         made = self.runner.evaluate(
             f"{role}-predictions", role, lambda stage: self._scores(model, features, stage),
             kind="squad-predictions",
@@ -176,6 +176,10 @@ class SquadRecipe:
         for name, result in results.items():
             self.runner.run.result(f"{role}.{name}", result)
         exact, f1 = results["exact_match"], results["f1"]
+        if self.spec.data.is_own and not exact.successes:
+            self.runner.run.warn(
+                f"the {role} answers none of {exact.trials} held-out questions: it has learned nothing"
+            )
         self.runner.run.progress.write(
             f"{role}: exact match {100 * exact.value:.1f} %, F1 {100 * f1.value:.1f} % on {exact.trials} questions"
         )

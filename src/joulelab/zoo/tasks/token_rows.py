@@ -146,16 +146,22 @@ def _synthetic_rows(vocabulary: Vocabulary, tokens: int, split: Split) -> TokenR
 
 
 def _text_rows(request: WorkloadRequest, config: Any, tokens: int, sentinels: int) -> LanguageRows:
-    documents, split = open_documents(request.dataset), request.wanted_split
+    documents, split = open_documents(request.dataset, request.text_column), request.wanted_split
     chosen = choose_tokenizer(request, config, sentinels)
     train = _packed_rows(documents, split, chosen.encoding, tokens)
     held_out: TokenRows | None
-    if VALIDATION.name in documents.source.splits() and split.name != VALIDATION.name:
+    notes = [chosen.note]
+    if request.validation:
+        given = open_documents(request.validation, request.text_column)
+        held_out = _packed_rows(given, Split(given.source.splits()[0]), chosen.encoding, tokens)
+    elif VALIDATION.name in documents.source.splits() and split.name != VALIDATION.name:
         few = f"validation[:{SYNTHETIC_SIZES['validation']}]"
         held_out = _packed_rows(documents, parse_split(few), chosen.encoding, tokens)
     else:
         train, held_out = _hold_out(train)
-    notes = [chosen.note]
+        notes.append(
+            f"{documents.name} has no validation split: the last {100 * HELD_OUT_SHARE:g} % of rows are held out"
+        )
     if documents.is_truncated(split):
         notes.append(
             f"of {documents.name} the first {HUB_DOCUMENT_LIMIT:,} documents are used; name a slice for others"
