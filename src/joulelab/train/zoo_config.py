@@ -128,7 +128,7 @@ _DATA_NAMES = {
 
 
 def _without_data_section(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`data.train`, `data.validation` and `data.text_column` under the names they have here; other keys are reported."""
+    """`data.train`, `data.validation` and `data.text_column` under the names they have here; other keys are errors."""
     data = settings.get("data")
     if not isinstance(data, Mapping):
         return dict(settings)
