@@ -83,11 +83,12 @@ def write_corpus(
         else:
             stores[name] = open_store(given)
     store = stores["train"]
-    train, _ = _documents_of(store, config, own)
+    train, rows = _documents_of(store, config, own)
     if config.is_own:
         trained = {_row_hash(store, int(row)) for row in train}
-        test = stores.get("test", stores.get("validation"))
-        twice = 0 if test is None else sum(_row_hash(test, row) in trained for row in range(len(test)))
+        own_store = stores.get("test", stores.get("validation"))
+        held_out = HeldOut(store, rows) if own_store is None else HeldOut(own_store)
+        twice = sum(_row_hash(held_out.store, int(row)) in trained for row in held_out.documents)
         write_json(folder / _SPLITS, {"duplicates": twice})
     counts_V = read_counts(Path(config.token_counts)) if config.token_counts else _count_tokens(store, train)
     write_counts(counts_V, folder / _COUNTS)
@@ -123,8 +124,8 @@ def own_documents(config: LmData) -> dict[str, tuple[str, str]]:
 
 
 def _documents_of(store: TokenStore, config: LmData, own: Mapping[str, object]) -> tuple[Ids, Ids]:
-    """(to train on, held out): all of them are trained on where the user has held-out text."""
-    if own:
+    """(to train on, held out): all of them are trained on where the user has validation text."""
+    if "validation" in own:
         return np.arange(len(store)), np.empty(0, np.int64)
     return split_documents(len(store), config.validation_size)
 

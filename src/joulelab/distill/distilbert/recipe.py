@@ -149,8 +149,8 @@ class DistilbertRecipe:
         corpus = self.corpus
         test = corpus.test or corpus.validation
         notes = []
-        if not own:
-            held_out = len(test.documents)
+        if "validation" not in own:
+            held_out = len(corpus.validation.documents)
             notes.append(f"{self.spec.data.trained_on}: no validation text; {held_out:,} documents are held out evenly")
         sizes = {"train": len(corpus.train), "test": len(test.documents)}
         if corpus.test is not None:
