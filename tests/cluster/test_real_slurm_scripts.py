@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.skipif(why_not_here() is not None, reason=why_not_here(
 
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts" / "slurm"
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+JOURNEYS = Path(__file__).parent.parent.parent / "docs" / "journeys.md"
 SMALL = ("--mem=1G", "--cpus-per-task=1", "--time=10")
 
 
@@ -126,3 +128,20 @@ def test_the_example_of_the_documentation_measures_a_training(lab, training_job)
     (record,) = (folder / "runs").glob("*/run.json")
     assert json.loads(record.read_text())["status"] == "done"
     assert json.loads(result.read_text())["run_id"] == record.parent.name
+
+
+def test_the_journey_of_the_documentation_runs_as_printed(lab, training_job):
+    """docs/journeys.md: submit, watch and show of a training script."""
+    page = JOURNEYS.read_text()
+    (script,) = re.findall(r"^<!-- file: train.py -->\n```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    section = page.partition("## An HPC user measures a job")[2].partition("\n## ")[0]
+    (commands,) = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    folder = lab.folder / "journey"
+    folder.mkdir()
+    (folder / "train.py").write_text(script)
+    named = {**training_job, "JOULELAB_RUNS": str(folder / "runs")}
+    done = lab.cluster.call("bash", "-euo", "pipefail", "-c", commands, env=named, cwd=folder)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert re.search(r"^train: [\d.]+ [mk]?J ", done.stdout, re.MULTILINE), done.stdout
+    (record,) = (folder / "runs").glob("*/run.json")
+    assert json.loads(record.read_text())["status"] == "done"

@@ -58,14 +58,14 @@ SLOW_PAGES = {"compare.md", "distill-encoders.md", "distill-language-models.md",
 WITH_EXAMPLES = [page for page in PAGES if any(block.is_example for block in blocks_of(page))]
 
 
-def run_block(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_block(block: Block, folder: Path, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """The block's result; `python` and `joulelab` are those of this environment."""
     words = [sys.executable, "-"] if block.language == "python" else ["bash", "-euo", "pipefail"]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "JOULELAB_RUNS": str(folder / "runs"), "COLUMNS": "120"}
     return subprocess.run(
         words, input=block.text, cwd=folder, env=environment,
-        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        capture_output=True, text=True, timeout=timeout_s, check=False,
     )  # fmt: skip
 
 

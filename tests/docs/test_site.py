@@ -64,7 +64,18 @@ def test_the_site_requests_nothing_from_other_hosts(site: Path) -> None:
 
 def test_the_api_page_documents_the_public_names(site: Path) -> None:
     page = (site / "api.html").read_text(encoding="utf-8")
-    for name in ("measure", "measured", "Measurement", "telemetry", "JoulelabCallback", "EnergyFigure", "RunRecord"):
+    for name in (
+        "measure",
+        "measured",
+        "Measurement",
+        "telemetry",
+        "load",
+        "load_runs",
+        "LoadedRuns",
+        "JoulelabCallback",
+        "EnergyFigure",
+        "RunRecord",
+    ):
         assert re.search(rf'id="joulelab\.[\w.]*\.{name}"', page), name
 
 
