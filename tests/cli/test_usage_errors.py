@@ -249,7 +249,7 @@ def test_listings_have_json(tmp_path):
 
 
 def test_explain_describes_a_setting_and_suggests_the_nearest_name():
-    done = joulelab_here("explain", "distill.kd_T")
+    done = joulelab_here("explain", "distill.kd_T", "--pipeline", "classify")
     assert "distill.temperature" in done.stdout
     assert "Temperature of the teacher's responses (kd_T)." in done.stdout
     wrong = joulelab_here("explain", "distill.temperatur")

@@ -169,7 +169,9 @@ def test_a_text_shorter_than_a_row_is_explained(tmp_path):
 def test_a_tokenizer_that_is_named_is_used_and_reported(tmp_path):
     folder = make_tokenizer(tmp_path / "tokenizer")
     workload = prepare(request(write_txt(tmp_path / "a.txt"), "bert", tokenizer=str(folder)))
-    assert workload.notes == (f"tokenizer: {folder}",)
+    tokenizer, held_out = workload.notes
+    assert tokenizer == f"tokenizer: {folder}"
+    assert held_out.endswith("a.txt has no validation split: the last 5 % of rows are held out")
     batch = workload.batches.at(0, 0)
     assert (batch["input_ids"] == 4).any()  # its own [MASK]
     assert batch["targets"].max() < 20

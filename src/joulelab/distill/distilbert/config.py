@@ -94,6 +94,7 @@ class LmData(OwnSplits):
     def check(self) -> None:
         """Refuse files without text, or without the named column, before a run starts."""
         for name in self.inputs().values():
+            refuse_pickle(Path(name))
             check_documents(name, self.text_column)
 
     @field_validator("source")
@@ -291,7 +292,6 @@ class DistilbertSpec(LanguageModelSpec):
         ):  # the teacher's tokenizer is used even without a teacher
             if name and name != OF_TEACHER:
                 yield lambda name=name: sources.parse(name)  # type: ignore[misc]
-        yield lambda: refuse_pickle(Path(self.data.source))
         yield self.data.check
         if self.data.token_counts:
             yield lambda: require_counts(Path(str(self.data.token_counts)))
