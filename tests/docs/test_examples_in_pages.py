@@ -53,7 +53,7 @@ def blocks_of(page: str) -> list[Block]:
     return blocks_of_text(document(f"docs/{page}"))
 
 
-# A minute and more each on two cores: they train, load SmolLM2 or tokenize all reviews. CI runs them as slow tests.
+# A minute and more each on two cores (training, SmolLM2, all reviews tokenized), so CI runs them with the slow tests.
 SLOW_PAGES = {"compare.md", "distill-encoders.md", "distill-language-models.md", "teacher-outputs.md"}
 WITH_EXAMPLES = [page for page in PAGES if any(block.is_example for block in blocks_of(page))]
 
