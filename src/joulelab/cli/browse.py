@@ -313,10 +313,10 @@ def query(
         rows = [dict(zip(answer.columns, map(plain, row), strict=True)) for row in answer.rows]
         print(json.dumps(rows, indent=2, default=str))
     else:
-        print_answer(answer)
+        print_query_result(answer)
 
 
-def print_answer(answer: QueryResult) -> None:
+def print_query_result(answer: QueryResult) -> None:
     from joulelab.cli.console import fits, print_answer, print_records
     from joulelab.report.tables.grid import Column, Grid
 

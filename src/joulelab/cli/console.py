@@ -72,7 +72,8 @@ def print_answer(
         print_result(*full())
         return
     if result:
-        console.print(Text(result, style="bold"))
+        # In a pipe or a file the result stays one line, so that it can be parsed.
+        console.print(Text(result, style="bold"), soft_wrap=not console.is_terminal)
     if detail() == "verbose":
         for grid in grids:
             print_grid(grid)

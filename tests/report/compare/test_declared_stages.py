@@ -8,7 +8,7 @@ from joulelab.report.compare.run_selection import select
 from joulelab.report.energy_sums import all_parts
 from joulelab.report.figures.chart_base import is_overhead
 from joulelab.report.figures.serving_figures import joules_against_time
-from joulelab.report.tables.overview_table import overview_grid
+from joulelab.report.tables.overview_table import overview_grid, own_time_s
 from joulelab.report.tables.training_table import training_grids
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Result, RunRecord
@@ -52,6 +52,14 @@ def test_the_evaluation_of_a_training_run_is_not_its_serving_cost(made, tmp_path
     comparison = select(tmp_path, ["made-labels-*", "made-response-KD-*"]).comparison(tmp_path)
     assert joules_against_time(comparison) is None
     assert not any("Serving" in column.title for column in overview_grid(comparison).columns)
+
+
+def test_time_of_a_method_leaves_out_setup_and_the_shared_teacher(made) -> None:
+    """Whichever member runs first imports the framework and trains the teacher for all of them."""
+    parts = [("run.overhead", 9.0), ("teacher.train", 30.0), ("student.train", 5.0), ("student.evaluate", 2.0)]
+    stages = made.stages_of([made.Part(name, seconds, 1.0) for name, seconds in parts], measured=False)
+    record = made.demo_records()[-1].model_copy(update={"stages": stages})
+    assert own_time_s(record) == 7.0
 
 
 def test_a_loss_curve_is_read_from_the_last_training_under_any_name(made, tmp_path) -> None:

@@ -14,6 +14,7 @@ from joulelab.report.tables.comparison_tables import equal_repeats
 from joulelab.report.tables.grid import Cell, Column, Grid, make_grid, without_column
 from joulelab.report.tables.provenance import hardware_text
 from joulelab.report.wording import NOTHING, gram_cell
+from joulelab.runs.record import RunRecord, program_energy
 from joulelab.runs.store import age
 from joulelab.units import duration_text, power_text, with_prefix
 
@@ -54,7 +55,7 @@ def brief_grid(comparison: Comparison) -> Grid:
     included = ", teacher included" if any(row.teacher_share for row in comparison.rows) else ""
     caption = f"Energy, mean per run{included} ({methods_text(found)})"
     quality = _title("quality", comparison)
-    grid = make_grid(caption, f"Method|Energy>|x baseline>|Difference!|{quality}>|Time>|Grade!", rows)
+    grid = make_grid(caption, f"Method|Energy>|x baseline>|Difference!|{quality}>|Time, own stages>|Grade!", rows)
     return grid if comparison.measure else without_column(grid, quality)
 
 
@@ -174,8 +175,15 @@ def _mean_power(row: Row) -> Cell:
 
 
 def _time(row: Row) -> Cell:
-    values = [run.record.best_duration_s for run in row.runs if run.record.totals]
+    values = [own_time_s(run.record) for run in row.runs if run.record.totals]
     return Cell(duration_text(sum(values) / len(values)), sum(values) / len(values)) if values else Cell(NOTHING)
+
+
+def own_time_s(record: RunRecord) -> float:
+    """Without setup and without making shared artifacts, which whichever member runs first does for all."""
+    shared = () if is_teacher(record) else ("teacher", "data")
+    own = [stage.duration_s for stage in record.stages if stage.is_method_work and stage.role not in shared]
+    return sum(own) if own and program_energy(record) is None else record.best_duration_s
 
 
 def _grade(row: Row) -> Cell:
