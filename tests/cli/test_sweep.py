@@ -46,7 +46,7 @@ def test_a_failed_member_is_reported_and_the_others_still_run(tmp_path):
     assert done.returncode == 1
     assert "error: 1 of 2 runs of the sweep failed" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "the loss became" in done.stdout
+    assert "failed: the loss became" in done.stderr
     (group,) = (tmp_path / "runs" / "groups").iterdir()
     output_text = shown(tmp_path / "runs", group.name)
     assert [len(row["runs"]) for row in output_text["configurations"]] == [0, 1]

@@ -53,7 +53,7 @@ def test_clocks_that_differ_by_minutes_give_one_time_of_day(record):
 def test_the_tables_name_hosts_devices_and_the_straggler(record):
     text = "".join(map(plain, node_grids(record)))
     # the last reading is half a refresh before the end, so the energies may be lower bounds
-    assert re.search(r"node0003 1 30\.0 s (≥ )?12\.0 kJ", text)
+    assert re.search(r"node0003 (≥ )?12\.0 kJ", text)
     assert "gpu:GPU-node0002" in text
     assert "Stragglers: rank 2 on node0003." in text
     assert re.search(r"Sum: (≥ )?21\.0 kJ", text)

@@ -266,3 +266,11 @@ def test_a_document_store_of_the_first_release_opens():
 def test_a_tokenized_set_of_the_first_release_is_refused_and_never_misread():
     with pytest.raises(JoulelabError, match="its format is 1, expected 'joulelab-store-1'"):
         open_set(FIRST_RELEASE / "labeled")
+
+
+def test_a_store_is_accepted_where_text_is_expected(tmp_path):
+    """A pipeline that reads text checks its source before the first joule; a store was tokenized before."""
+    from joulelab.data.text import check_documents
+
+    _write(tmp_path / "store")
+    check_documents(str(tmp_path / "store"))

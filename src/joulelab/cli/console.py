@@ -30,6 +30,8 @@ PIPE_WIDTH = 140
 SCREEN_LINES = 28
 # A table cut to fewer rows than this is left out of a screen.
 FEWEST_ROWS = 2
+# The first table is the answer: a comparison of a few methods is never cut, also where rows are wrapped.
+FEWEST_MAIN_ROWS = 8
 # Wrapping cells takes a fraction of a millisecond per row, too long for tables with thousands of rows.
 MOST_WRAPPED_ROWS = 500
 
@@ -93,14 +95,15 @@ def _print_cut(console: Console, grids: Sequence[Grid], room: int, newest_last: 
     from joulelab.report.tables.grid import to_rich
 
     left_out = []
-    for grid in grids:
+    for number, grid in enumerate(grids):
         shown = grid
         height = _height(console, to_rich(shown))
-        while height > room and len(shown.rows) > FEWEST_ROWS:
-            keep = max(FEWEST_ROWS, len(shown.rows) - max(1, (height - room) // 2))
+        fewest = FEWEST_ROWS if number else FEWEST_MAIN_ROWS
+        while height > room and len(shown.rows) > fewest:
+            keep = max(fewest, len(shown.rows) - max(1, (height - room) // 2))
             shown = replace(shown, rows=shown.rows[-keep:] if newest_last else shown.rows[:keep])
             height = _height(console, to_rich(shown))
-        if height > room:
+        if height > room and number:
             left_out.append(f"table {grid.caption!r}" if grid.caption else "another table")
             continue
         console.print(to_rich(shown))

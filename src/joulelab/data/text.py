@@ -612,8 +612,10 @@ class Documents:
 
 def check_documents(name: str, chosen: str | int | None = None) -> None:
     """Refuse a local source whose first document cannot be read; a dataset on the hub is read by the run itself."""
+    from joulelab.data.token_store import is_store
+
     found = sources.parse(name)
-    if found.path is None or found.kind == "sample" or (found.path / "meta.json").exists():
+    if found.path is None or found.kind == "sample" or is_store(found.path):
         return
     documents = open_documents(name, chosen)
     split = "train" if "train" in documents.source.splits() else documents.source.splits()[0]

@@ -101,7 +101,7 @@ def estimated_run(tmp_path):
 def test_the_estimate_of_a_runs_folder_is_called_estimated(estimated_run, joulelab_here):
     code, out, _ = joulelab_here("import", estimated_run)
     assert code == 0
-    assert "model (estimated)" in out and "50.0" in out
+    assert "estimate:cpu: 50.0 J ±70 %, estimated, 1.39e-05 kWh, 10.0 s" in out
     (estimated_run / "trace" / "there.1.jsonl").write_text("{}")
     code, _, err = joulelab_here("import", estimated_run)
     assert code == 2

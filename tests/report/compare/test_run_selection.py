@@ -130,7 +130,9 @@ def test_a_comparison_recorded_on_an_h200_reads_as_recorded(golden, tmp_path: Pa
 def test_the_command_prints_text_json_and_forms_for_papers(store: Path) -> None:
     def run(*words: str) -> str:
         done = CliRunner().invoke(
-            app, ["compare", "made-labels-*", "made-response-KD-*", "--runs-dir", str(store), *words]
+            app,
+            ["compare", "made-labels-*", "made-response-KD-*", "--runs-dir", str(store), *words],
+            env={"COLUMNS": "120"},
         )
         assert done.exit_code == 0, done.output
         return done.output

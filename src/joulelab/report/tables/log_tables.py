@@ -19,14 +19,20 @@ _METHODS = "trapezoid: over the power readings. counter: difference of the devic
 
 
 def log_result(rows: Sequence[DeviceFigures]) -> str:
-    """Energy of each counted device, by its counter where it has one: `gpu0: 512 J, 0.000142 kWh, 10.0 s`."""
+    """Energy of each counted device, by its counter where it has one: `gpu0: 512 J, 0.000142 kWh, 10.0 s`.
+
+    An estimate has its label and the larger of its two scale errors, since a log does not name the CPU's model.
+    """
     texts = []
     for energy in (row.energy for row in rows if row.energy.counted):
         energy_j = energy.counter_j if energy.counter_j is not None else energy.trapezoid_j
         way = "" if energy.counter_j is None else "counter"
         bound = "≥ " if energy_j is not None and _is_lower_bound(energy, way or "trapezoid") else ""
         kwh = f", {kwh_text(energy_j)}" if energy_j is not None else ""
-        texts.append(f"{energy.device}: {bound}{energy_text(energy_j)}{kwh}, {duration_text(energy.duration_s)}")
+        is_estimate = energy.component == "cpu_estimate" and energy_j is not None
+        label = f" ±{relative_text(FAMILY_GAIN_ERROR_REL)}, estimated" if is_estimate else ""
+        duration = duration_text(energy.duration_s)
+        texts.append(f"{energy.device}: {bound}{energy_text(energy_j)}{label}{kwh}, {duration}")
     return "; ".join(texts) or "no device in the log"
 
 
