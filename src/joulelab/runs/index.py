@@ -189,6 +189,7 @@ def _listing(record: RunRecord) -> dict[str, Any]:
         "repeats": repeats.count if repeats else None,
         "record": record.model_dump(include={"run_id", "name", "label", "status", "group", "created_at"}),
         "grade": record.validity.grade,
+        "trains_student": record.trains_student,
         "results": {name: result.model_dump() for name, result in record.results.items()},
         "totals": totals
         and {
@@ -230,6 +231,7 @@ class ListedRun:
     results: dict[str, Result]
     validity: ListedValidity
     repeats: int | None = None
+    trains_student: bool = False
 
 
 def listed_run(listing: str) -> ListedRun:
@@ -248,6 +250,7 @@ def listed_run(listing: str) -> ListedRun:
         results=results,
         validity=ListedValidity(values["grade"]),
         repeats=values["repeats"],
+        trains_student=values["trains_student"],
     )
 
 
@@ -282,7 +285,7 @@ def arrow_fields(columns: Mapping[str, Column]) -> list[tuple[str, Any]]:
 
 
 INDEX = "index.parquet"
-VERSION = "4"
+VERSION = "5"
 _OF = "joulelab.index"
 KEYS = FOLDER, STATE, OPEN_STATE = ("folder", "state", "open_state")
 # The row of a running run is replaced every time it is read.

@@ -481,6 +481,13 @@ class RunRecord(Frozen):
         return next((stage for stage in self.stages if stage.name == name), None)
 
     @property
+    def trains_student(self) -> bool:
+        """Whether its model is a student, also if it was interrupted before the student's first stage."""
+        if any(stage.role == "student" for stage in self.stages):
+            return True
+        return self.status != "done" and bool(self.spec.get("student")) and self.spec.get("until") in (None, "train")
+
+    @property
     def policy(self) -> str:
         return self.totals.policy if self.totals else "measured"
 

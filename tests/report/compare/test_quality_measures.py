@@ -11,7 +11,10 @@ from joulelab.errors import UsageError
 from joulelab.report.compare.method_rows import compare
 from joulelab.report.compare.quality import common_measure, quality_of
 from joulelab.report.compare.verdict import verdict
-from joulelab.report.tables.comparison_tables import comparison_markdown
+from joulelab.report.opening import run_headline, run_tiles
+from joulelab.report.tables.comparison_tables import comparison_markdown, runs_grid
+from joulelab.report.tables.run_tables import run_result
+from joulelab.runs.index import listed_run, row_of
 from joulelab.runs.record import Result
 
 
@@ -141,3 +144,28 @@ def test_tasks_of_the_harness_and_exact_answers_are_paired_item_by_item(made, tm
         assert difference.significant and difference.interval.value == pytest.approx(0.1)
     agreement = [one.model_copy(update={"results": {"student.agreement": share}}) for one in records]
     assert compare(group, agreement, tmp_path, wanted="agreement").row("response KD").difference.paired is None
+
+
+def interrupted_student(made):
+    """Killed while the student was trained: the teacher is evaluated, the student is not."""
+    parts = (*made.TEACHER_PARTS[:3], made.Part("student.train", 4.0, 12.0, 100))
+    return made.make_record(
+        "response KD", 0, parts, correct=883, result="teacher.accuracy", status="truncated", made=("key-teacher",)
+    )
+
+
+def test_the_accuracy_of_a_teacher_is_not_that_of_the_student_that_was_not_evaluated(made) -> None:
+    record = interrupted_student(made)
+    assert quality_of(record) is None and quality_of(made.teacher_run()) is not None
+    listed = listed_run(row_of(record)["listing"])
+    assert runs_grid([listed]) == runs_grid([record])
+    assert "88.3" not in str(runs_grid([record]).rows) + run_result(record) + str(run_tiles(record))
+    assert "88.3" not in run_headline(record)
+
+
+def test_a_student_run_interrupted_before_its_first_student_stage_has_no_quality(made) -> None:
+    record = interrupted_student(made)
+    early = record.model_copy(update={"stages": record.stages[:3], "spec": {**record.spec, "student": {"layers": 2}}})
+    assert quality_of(early) is None
+    teacher = early.model_copy(update={"spec": {**early.spec, "until": "teacher"}})
+    assert quality_of(teacher) is not None

@@ -9,6 +9,7 @@ import pytest
 
 from joulelab.report.compare.method_rows import compare
 from joulelab.report.compare.verdict import Verdict, provenance, verdict
+from joulelab.report.tables.overview_table import brief_grid
 from joulelab.runs.record import RunRecord, Validity
 
 
@@ -137,3 +138,14 @@ def test_joules_estimated_while_others_used_the_cores_resolve_nothing(made, verd
     assert "inconclusive" in found.headline
     assert "response KD (student.train: up to 1.2 of 2 cores)" in about(found, "CPU contention")
     assert by_joules(found) == []
+
+
+def test_a_ratio_that_is_inconclusive_for_every_method_is_reported_as_that(made, verdict_on) -> None:
+    kds = [made.distilled(label, 0, 826, 131.0) for label in ("response KD", "response + feature KD")]
+    assert "is inconclusive for all methods" in verdict_on([made.labels_only(0, 790), *kds]).headline
+
+
+def test_without_a_finished_baseline_no_difference_is_significant(made, tmp_path: Path) -> None:
+    planned = made.group_of(made.demo_records())
+    (row,) = brief_grid(compare(planned, [made.teacher_run()], tmp_path)).rows
+    assert row[2:4] == ("-", "-")

@@ -110,7 +110,7 @@ def share_interval(share: float, trials: int | None) -> Interval | None:
 
 
 def quality_of(record: RunRecord, measure: Measure | None = None) -> Quality | None:
-    """The student's value before its teacher's; of this measure if one is given."""
+    """The value of the run's model, of this measure if one is given; a teacher's only if the run trains no student."""
     found = _qualities(record)
     return next((quality for quality in found if measure is None or quality.measure.name == measure.name), None)
 
@@ -138,19 +138,24 @@ def _named(record: RunRecord, wanted: str) -> Measure | None:
     return None
 
 
+def _models(record: RunRecord) -> tuple[str, ...]:
+    """Whose results are those of the run's model, the first before the others."""
+    return tuple(whose for whose in (*_WHOSE, "") if whose != "teacher" or not record.trains_student)
+
+
 def _qualities(record: RunRecord) -> list[Quality]:
     found = []
     for name, result in record.results.items():
         whose, measure = _split(name)
-        if _is_quality(measure, result):
-            found.append((_WHOSE.index(whose) if whose in _WHOSE else len(_WHOSE), _measure(measure, result), result))
+        if whose in _models(record) and _is_quality(measure, result):
+            found.append((_models(record).index(whose), _measure(measure, result), result))
     found.sort(key=lambda row: (row[0], _rank(row[1])))
     return [Quality(measure, result) for _, measure, result in found]
 
 
 def result_of(record: RunRecord, measure: Measure) -> Result | None:
-    """The student's before the model's before the teacher's, also for measures that are not quality metrics."""
-    for whose in (*_WHOSE, ""):
+    """Like `quality_of`, also for measures that are not quality metrics."""
+    for whose in _models(record):
         name = f"{whose}.{measure.name}" if whose else measure.name
         if name in record.results:
             return record.results[name]

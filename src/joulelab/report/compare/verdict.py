@@ -304,7 +304,8 @@ def _cost_clause(methods: Sequence[Row]) -> str:
         return "there is no energy to compare"
     if len(values) < len(methods):
         with_teacher = ", teacher included," if teacher else ""
-        return f"the energy ratio{with_teacher} is inconclusive for {'some methods' if len(methods) > 1 else 'it'}"
+        which = "it" if len(methods) == 1 else "some methods" if values else "all methods"
+        return f"the energy ratio{with_teacher} is inconclusive for {which}"
     span = " to ".join(dict.fromkeys(f"{three_digits(value)}x" for value in (values[0], values[-1])))
     subject = "including the teacher, " if teacher else ""
     return f"{subject}{'it uses' if len(methods) == 1 else 'the methods use'} {span} the energy"

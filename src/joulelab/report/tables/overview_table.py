@@ -49,6 +49,8 @@ def brief_grid(comparison: Comparison) -> Grid:
         cells = _cells(row, comparison, teacher)
         times, *doubt = cells["times"].split("\n")
         verdict = " ".join(doubt) if row.full_ratio else "baseline"
+        if row.full_ratio and not row.full_ratio.ratio:
+            verdict = NOTHING
         energy = (row.label, amount_text(row.with_teacher), times, verdict or "significant")
         rows.append((*energy, cells["quality"], cells["time"], cells["grade"]))
     found = [row.with_teacher for row in comparison.rows]
