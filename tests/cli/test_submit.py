@@ -1,11 +1,13 @@
 """`joulelab submit`: which words are its own, which belong to a verb or program, and the scripts that follow."""
 
+import json
+import os
 import sys
 
 import pytest
 from commands import joulelab, joulelab_here
 
-from joulelab.cli.slurm_jobs import split_command_line, verb_command
+from joulelab.cli.slurm_jobs import script_of, split_command_line, verb_command
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,79 @@ def test_without_slurm_nothing_is_left_behind(tmp_path, monkeypatch):
     done = joulelab_here("submit", "--no-check", "--", sys.executable, "-c", "pass", cwd=tmp_path)
     assert done.returncode == 2 and "sbatch was not found" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def commands_of_slurm(folder, **scripts):
+    """Commands that behave as given, in front of what is on the PATH."""
+    for name, line in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
+
+
+def test_without_a_controller_nothing_is_submitted_and_no_run_is_left(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    said = "echo 'sinfo: error: Unknown host' >&2; echo 'sinfo: fatal: no configuration' >&2; exit 1"
+    commands_of_slurm(tmp_path / "bin", sbatch="touch submitted; echo 7", sinfo=said)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    for options in ([], ["--no-check"]):
+        done = joulelab_here("submit", "--gpus", "0", *options, "--", sys.executable, "-c", "pass", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "no Slurm controller answers (sinfo: error: Unknown host); nothing was submitted" in done.stderr
+        assert "fatal" not in done.stderr
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "submitted").exists()
+
+
+def test_a_refused_program_is_not_offered_to_be_resumed(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    commands_of_slurm(tmp_path / "bin", sbatch="echo 'invalid account' >&2; exit 1", sinfo="echo cpu", scancel="")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    done = joulelab_here("submit", "--no-check", "--", sys.executable, "-c", "pass", cwd=tmp_path)
+    assert done.returncode == 1 and "invalid account" in done.stderr
+    assert "submit --resume" not in done.stderr and "repeat the command" in done.stderr
+
+
+def test_a_missing_script_is_refused_before_anything_is_created(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    commands_of_slurm(tmp_path / "bin", sbatch="touch submitted; echo 7", sinfo="echo 'cpu*|(null)'")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    for program in ([sys.executable, "-u", "nofile.py"], ["bash", "nofile.py", "3"]):
+        done = joulelab_here("submit", "--gpus", "0", "--", *program, cwd=tmp_path)
+        assert done.returncode == 2 and "nofile.py" in done.stderr and "does not exist" in done.stderr
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "submitted").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "script"),
+    [
+        ("python train.py --epochs 3", "train.py"),
+        ("/usr/bin/python3.12 -u -W ignore train.py", "train.py"),
+        ("bash -e -o pipefail job.sh", "job.sh"),
+        ("python -m package.train x", None),
+        ("python -uc pass", None),
+        ("bash -lc job", None),
+        ("python -", None),
+        ("torchrun train.py", None),
+    ],
+)
+def test_the_script_of_an_interpreter(program, script):
+    assert script_of(program.split()) == script
+
+
+def test_an_option_of_submit_after_the_dashes_is_noted(tmp_path):
+    words = ("submit", "--dry-run", "--", "python", "train.py")
+    done = joulelab_here(*words, "--dry-run", "--time=3", "--epochs", "3", cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert line == "passed to the program, not to submit: --dry-run, --time (options of submit precede `--`)"
+    assert joulelab_here(*words, "--epochs", "3", cwd=tmp_path).stderr == ""
+
+
+def test_a_dry_run_as_json_has_the_scripts_and_settings(tmp_path):
+    done = joulelab_here("submit", "--dry-run", "--json", "--preset", "l40s", "--", "python", "train.py", cwd=tmp_path)
+    data = json.loads(done.stdout)
+    (job,) = data["jobs"]
+    assert data["settings"]["gpu_type"] == "l40s" and job["script"].startswith("#!")
+    quiet = scripts(tmp_path, "-q", "--preset", "l40s", "--", "python", "train.py")
+    assert quiet.startswith("sbatch --parsable ") and quiet.count("\n") == 1
 
 
 def test_a_queued_program_is_started_once_and_only_as_it_was_queued(tmp_path):

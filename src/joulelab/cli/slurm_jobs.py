@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +20,7 @@ from joulelab.cli.options import (
     RunsDir,
     complete_experiments,
     complete_runs,
+    detail,
     merged,
     note,
     requested_settings,
@@ -27,6 +30,7 @@ from joulelab.errors import JoulelabError, NotFoundError, UsageError
 if TYPE_CHECKING:
     from joulelab.cluster.job_settings import JobSettings
     from joulelab.cluster.jobs import JobsFile
+    from joulelab.cluster.plan import PlannedJob
     from joulelab.cluster.submission import SubmissionRequest
     from joulelab.cluster.watch import WatchedJobs, Watcher
     from joulelab.runs.spec import RunSpec
@@ -233,7 +237,6 @@ def submit(
     from joulelab.cluster.script import check_activation
     from joulelab.cluster.submission import (
         create_shards,
-        dry_text,
         preview_shards,
         require_resources,
         resubmission,
@@ -264,6 +267,7 @@ def submit(
     planned_steps: tuple[str, ...] = ()
     if program:
         require_one_node(settings)
+        note_options_of_program(context.command, program)
     else:
         planned_steps = checked_steps(request, settings, steps, both, shards)
     works = shard_specs(request.specs, shards) if shards > 1 else []
@@ -275,6 +279,9 @@ def submit(
         slurm.require("sbatch")
     if not no_check and not dry_run:
         require_files(request, program)
+    if not dry_run:
+        slurm.require_controller()
+    if not no_check and not dry_run:
         require_resources(settings, on_gpu)
         check_activation(settings.environment, needs_torch=on_gpu and not program)
     runs = request.preview(store, run_dir) if dry_run else request.create(store, run_dir)
@@ -291,7 +298,7 @@ def submit(
             shards=sharded,
         )
     if dry_run:
-        print(dry_text(jobs, runs.folder, store, request.name, settings), end="")
+        print_scripts(jobs, runs.folder, store, request.name, settings, as_json)
         return
     print_jobs(runs.folder, submit_plan(jobs, runs.folder.absolute(), store, request.name, settings), as_json)
 
@@ -486,10 +493,48 @@ def require_files(request: SubmissionRequest, program: Sequence[str]) -> None:
         from joulelab.runs.measure.program import find_program
 
         find_program(program[0])
+        script = script_of(program)
+        if script and not Path(script).exists() and not (_is_shell(program) and shutil.which(script)):
+            raise NotFoundError(
+                f"{script}, which {program[0]} is to run, does not exist",
+                "the path is relative to the current directory; --no-check submits it anyway",
+            )
     found = find_problems(spec.preflight for spec in request.specs)
     refused = [problem for problem in found if isinstance(problem, NotFoundError | ConfigError)]
     if refused:
         raise refused[0] if len(refused) == 1 else SeveralProblems(refused)
+
+
+_SHELLS = ("bash", "sh", "dash", "zsh")
+_OPTIONS_WITH_VALUE = ("-W", "-X", "-o", "-O", "+O", "--rcfile", "--init-file", "--check-hash-based-pycs")
+
+
+def _is_shell(program: Sequence[str]) -> bool:
+    return Path(program[0]).name in _SHELLS
+
+
+def script_of(program: Sequence[str]) -> str | None:
+    """The script that python or a shell is to run; None for `-c`, `-m`, standard input and other programs."""
+    if not (_is_shell(program) or re.fullmatch(r"python[\d.]*", Path(program[0]).name)):
+        return None
+    words = iter(program[1:])
+    for word in words:
+        if word in _OPTIONS_WITH_VALUE:
+            next(words, None)
+        elif word == "-" or re.fullmatch(r"-[A-Za-z]*[cms]\S*", word):
+            return None
+        elif not word.startswith(("-", "+")):
+            return word
+    return None
+
+
+def note_options_of_program(command: Any, program: Sequence[str]) -> None:
+    """After `--` an option that submit also has is easily meant for submit."""
+    ours = options_of(command)
+    names = (word.partition("=")[0] for word in program[1:])
+    found = list(dict.fromkeys(name for name in names if name.startswith("--") and name in ours))
+    if found:
+        note(f"passed to the program, not to submit: {', '.join(found)} (options of submit precede `--`)")
 
 
 def job_options(params: Mapping[str, Any], on_gpu: bool = True) -> dict[str, Any]:
@@ -500,6 +545,22 @@ def job_options(params: Mapping[str, Any], on_gpu: bool = True) -> dict[str, Any
         for name, ours in (("cpus", "cpu_job_cpus"), ("memory", "cpu_job_memory"), ("time", "cpu_job_time")):
             given[ours] = given[ours] if given[ours] is not None else given[name]
     return merged({}, requested_settings(FLAGS, given))
+
+
+def print_scripts(
+    jobs: Sequence[PlannedJob], folder: Path, store: Path, name: str, settings: JobSettings, as_json: bool
+) -> None:
+    """For --dry-run: the scripts; with -q only the commands that would submit them."""
+    from joulelab.cluster.submission import dry_data, dry_text, sbatch_line
+
+    if as_json:
+        import json
+
+        print(json.dumps(dry_data(jobs, folder, store, name, settings), indent=2))
+    elif detail() == "quiet":
+        print("\n".join(sbatch_line(job, folder) for job in jobs))
+    else:
+        print(dry_text(jobs, folder, store, name, settings), end="")
 
 
 def print_jobs(folder: Path, jobs: JobsFile, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from joulelab.errors import DependencyMissing, JoulelabError
+from joulelab.errors import DependencyMissing, JoulelabError, UsageError
 
 TIMEOUT_S = 60.0
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED")
@@ -50,6 +50,24 @@ def tool(*words: str) -> subprocess.CompletedProcess[str]:
         raise JoulelabError(
             f"{words[0]} did not answer within {TIMEOUT_S:.0f} s", "try again later; check Slurm with `sinfo`"
         ) from None
+
+
+def require_controller() -> None:
+    """Refuse to submit if the commands are installed but no controller answers; no check without sinfo."""
+    if shutil.which("sinfo") is None:
+        return
+    try:
+        done = tool("sinfo", "--noheader", "--format=%P")
+    except JoulelabError as error:
+        reason = error.message
+    else:
+        if done.returncode == 0:
+            return
+        reason = next(iter(done.stderr.strip().splitlines()), f"sinfo ended with exit code {done.returncode}")
+    raise UsageError(
+        f"no Slurm controller answers ({reason}); nothing was submitted",
+        "run this on the cluster's login node; --dry-run prints the scripts anywhere",
+    )
 
 
 def this_job() -> str | None:

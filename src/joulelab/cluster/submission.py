@@ -86,19 +86,47 @@ def submit_plan(
         slurm.cancel(list(ids.values()))
         closed = close_queued({run for job in jobs for run in job.runs}, "failed", f"not submitted: {error}")
         if isinstance(error, JoulelabError) and closed:
-            error.hint = f"{error.hint}; to retry with other options: joulelab submit --resume {folder.name} ..."
+            again = f"joulelab submit --resume {folder.name} ..."
+            if not all(job.restartable for job in jobs):
+                again = "repeat the command (a measured program cannot be resumed)"
+            error.hint = f"{error.hint}; to retry with other options: {again}"
         raise
     return found
 
 
 def dry_text(jobs: Sequence[PlannedJob], folder: Path, store: Path, name: str, settings: JobSettings) -> str:
     """For --dry-run: each script under the command that would submit it."""
-    parts = []
-    for job in jobs:
-        after = f" --dependency=afterok:<id of {job.after}>" if job.after else ""
-        script = shlex.quote(str(folder / FOLDER / f"{job.key}.sbatch"))
-        parts.append(f"### sbatch --parsable{after} {script}\n{job_script(job, folder, store, name, settings)}")
-    return "\n".join(parts)
+    return "\n".join(
+        f"### {sbatch_line(job, folder)}\n{job_script(job, folder, store, name, settings)}" for job in jobs
+    )
+
+
+def dry_data(
+    jobs: Sequence[PlannedJob], folder: Path, store: Path, name: str, settings: JobSettings
+) -> dict[str, object]:
+    """For --dry-run --json: the settings of the submission, and each job with its command and script."""
+    return {
+        "name": name,
+        "folder": str(folder),
+        "settings": settings.model_dump(mode="json"),
+        "jobs": [
+            {
+                "key": job.key,
+                "about": job.about,
+                "after": job.after,
+                "runs": [run.name for run in job.runs],
+                "command": sbatch_line(job, folder),
+                "script": job_script(job, folder, store, name, settings),
+            }
+            for job in jobs
+        ],
+    }
+
+
+def sbatch_line(job: PlannedJob, folder: Path) -> str:
+    """The command that would submit the job."""
+    after = f" --dependency=afterok:<id of {job.after}>" if job.after else ""
+    return f"sbatch --parsable{after} {shlex.quote(str(folder / FOLDER / f'{job.key}.sbatch'))}"
 
 
 def _task_list(place: Path, job: PlannedJob) -> Path:
