@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from joulelab.errors import ConfigError
 from joulelab.meter.config import EnergyConfig
-from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.meter.figures import EnergyFigure, missing, uncertainty_text
 from joulelab.meter.grids import TABLE, co2e, cost, cost_text, parse_grid, parse_price
 from joulelab.runs.spec import load_spec
 
@@ -23,8 +23,34 @@ def test_one_kwh_on_a_stated_grid_is_its_factor():
 def test_grid_and_energy_both_widen_the_range():
     figure = KWH.model_copy(update={"half_width_j": 0.36e6, "gain_error_rel": 0.05})
     found = co2e(figure, parse_grid("40-60"), None)
-    assert found.co2e_g_low == pytest.approx(40 * 0.9 * 0.95)
-    assert found.co2e_g_high == pytest.approx(60 * 1.1 * 1.05)
+    error = (0.1**2 + 0.05**2) ** 0.5
+    assert found.co2e_g_low == pytest.approx(40 * (1 - error))
+    assert found.co2e_g_high == pytest.approx(60 * (1 + error))
+
+
+@pytest.mark.parametrize(("half_width_j", "gain"), [(3.81e6, 0.7), (0.43e6, 0.7), (0.0, 0.5)])
+def test_cost_and_co2e_have_the_range_of_the_printed_uncertainty(half_width_j, gain):
+    """±841 mJ of 656 mJ were printed, and the cost ended at 1.9 times the price of the high end."""
+    figure = KWH.model_copy(update={"method": "estimated", "half_width_j": half_width_j, "gain_error_rel": gain})
+    printed = uncertainty_text(figure).removeprefix("±")
+    if printed.endswith("%"):
+        share = float(printed.removesuffix("%")) / 100
+    else:
+        assert printed.endswith(" MJ")
+        share = float(printed.removesuffix(" MJ")) * 1e6 / KWH.energy_j
+    for low, high in (_cost_ends(figure), _co2e_ends(figure)):
+        assert low == pytest.approx(max(0.0, 1 - share), abs=0.006)
+        assert high == pytest.approx(1 + share, abs=0.006)
+
+
+def _cost_ends(figure):
+    found = cost(figure, parse_price("1"))
+    return found.low, found.high
+
+
+def _co2e_ends(figure):
+    found = co2e(figure, parse_grid("1"), None)
+    return found.co2e_g_low, found.co2e_g_high
 
 
 def test_pue_is_reported_separately():

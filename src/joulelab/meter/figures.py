@@ -130,11 +130,26 @@ class EnergyFigure(Frozen):
         return (ErrorComponent(name="unspecified", joules=(self.half_width_j,)),)
 
     @property
-    def total_error_rel(self) -> float | None:
-        """Random interval and gain error together, relative to the figure; None where neither is known."""
-        if not self.energy_j or (self.half_width_j is None and self.gain_error_rel is None):
+    def total_error_j(self) -> float | None:
+        """Random interval and gain error together, in joules; None where neither is known."""
+        if self.energy_j is None or (self.half_width_j is None and self.gain_error_rel is None):
             return None
-        return math.hypot((self.half_width_j or 0.0) / abs(self.energy_j), self.gain_error_rel or 0.0)
+        # independent causes, so they add in quadrature (JCGM 100:2008, the GUM, 5.1.2)
+        return math.hypot(self.half_width_j or 0.0, (self.gain_error_rel or 0.0) * self.energy_j)
+
+    @property
+    def total_error_rel(self) -> float | None:
+        """`total_error_j` relative to the figure."""
+        error_j = self.total_error_j
+        return error_j / abs(self.energy_j) if error_j is not None and self.energy_j else None
+
+    @property
+    def total_range_j(self) -> tuple[float, float] | None:
+        """The figure minus and plus `total_error_j`, not below 0; everything computed from the energy uses it."""
+        if self.energy_j is None:
+            return None
+        error_j = self.total_error_j or 0.0
+        return max(0.0, self.energy_j - error_j), max(0.0, self.energy_j + error_j)
 
     def mean_power_w(self, duration_s: float) -> float | None:
         """Energy over the covered time: time without readings has no joules in the figure."""

@@ -5,9 +5,9 @@ not of what its sockets deliver. So every grid is the span of all rows of `grids
 widened by `MARGIN_REL`. Users can also give a number or a range in g/kWh.
 
 CO2e is reported only if `energy.grid` names a grid. The low end combines the low ends of energy and grid factor, the
-high end both high ends; the energy's range is its random 95 % half-width plus the sensor's gain error. PUE (overhead of
-the data center) gives separate figures and is never included in the first ones. The cost is the energy's range times
-the price, without PUE.
+high end both high ends; the energy's range is that of its total uncertainty (`EnergyFigure.total_range_j`), which is
+the printed one of an estimate. PUE (overhead of the data center) gives separate figures and is never included in the
+first ones. The cost is the energy's range times the price, without PUE.
 """
 
 from __future__ import annotations
@@ -125,20 +125,15 @@ class Co2e(Frozen):
     """Method of the energy figure: CO2e of an estimate is an estimate."""
 
 
-def energy_range_j(figure: EnergyFigure) -> tuple[float, float] | None:
-    """Low and high end in joules: random interval and gain error, both at their worst."""
-    if figure.energy_j is None:
-        return None
-    random_j, gain = figure.half_width_j or 0.0, figure.gain_error_rel or 0.0
-    # Worst case and not quadrature: CO2e is reported as a range, and a range that combines its
-    # causes at their ends cannot be too narrow.
-    low = max(0.0, figure.energy_j - random_j) * max(0.0, 1 - gain)
-    return low, (figure.energy_j + random_j) * (1 + gain)
-
-
 def co2e(figure: EnergyFigure, grid: GridFactor | None, pue: float | None) -> Co2e | None:
     """None without a grid or without energy; no default is assumed for either."""
-    energy = energy_range_j(figure)
+    return co2e_of_range(figure.total_range_j, figure.method, grid, pue)
+
+
+def co2e_of_range(
+    energy: tuple[float, float] | None, method: Method, grid: GridFactor | None, pue: float | None
+) -> Co2e | None:
+    """CO2e of an energy range in joules."""
     if grid is None or energy is None:
         return None
     low = energy[0] / J_PER_KWH * grid.low_g_per_kwh
@@ -148,7 +143,7 @@ def co2e(figure: EnergyFigure, grid: GridFactor | None, pue: float | None) -> Co
         co2e_g_high=high,
         with_pue_co2e_g_low=None if pue is None else low * pue,
         with_pue_co2e_g_high=None if pue is None else high * pue,
-        method=figure.method,
+        method=method,
     )
 
 
@@ -183,7 +178,7 @@ class Cost(Frozen):
 
 def cost(figure: EnergyFigure, price: Price | None) -> Cost | None:
     """None without a price or without energy."""
-    energy = energy_range_j(figure)
+    energy = figure.total_range_j
     if price is None or energy is None:
         return None
     low, high = energy[0] / J_PER_KWH * price.low_per_kwh, energy[1] / J_PER_KWH * price.high_per_kwh

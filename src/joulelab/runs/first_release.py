@@ -19,7 +19,7 @@ import numpy as np
 from joulelab.clock import NS
 from joulelab.meter.curve import Bools, Floats, Readings, Stamps, cumulative
 from joulelab.meter.figures import EnergyFigure, ErrorComponent, total
-from joulelab.meter.grids import co2e
+from joulelab.meter.grids import Co2e, co2e_of_range
 from joulelab.meter.integrate import COMPONENTS, Window, device_energy
 from joulelab.meter.series import Array, DeviceSeries
 from joulelab.runs.artifacts import Ancestor
@@ -338,7 +338,7 @@ def _by_first_rules(record: RunRecord, totals: Totals, attempts: list[AttemptDat
             "j_per_token": _ratio(best.energy_j, tokens),
             "samples_per_s": _ratio(samples, stage.duration_s),
             "tokens_per_s": _ratio(tokens, stage.duration_s),
-            "co2e": co2e(best, totals.grid, totals.pue),
+            "co2e": _co2e(best, totals),
         }
         if record.status != "running":
             changes["validity"] = _grade(gather(stage.name, parts, best, policy, idle, facts))
@@ -379,7 +379,7 @@ def _by_first_rules(record: RunRecord, totals: Totals, attempts: list[AttemptDat
         "idle": idle,
         "idle_power_w": idle_w,
         **above_idle(figure, parts),
-        "co2e": co2e(best, totals.grid, totals.pue),
+        "co2e": _co2e(best, totals),
     }
     changes = {
         "method_version": 1,
@@ -390,6 +390,15 @@ def _by_first_rules(record: RunRecord, totals: Totals, attempts: list[AttemptDat
         "validity": validity,
     }
     return record.model_copy(update=changes)
+
+
+def _co2e(best: EnergyFigure, totals: Totals) -> Co2e | None:
+    """Random interval and gain error were multiplied, both at their ends."""
+    if best.energy_j is None:
+        return None
+    random_j, gain = best.half_width_j or 0.0, best.gain_error_rel or 0.0
+    low, high = max(0.0, best.energy_j - random_j) * max(0.0, 1 - gain), (best.energy_j + random_j) * (1 + gain)
+    return co2e_of_range((low, high), best.method, totals.grid, totals.pue)
 
 
 def _grade(evidence: Evidence, notes: Sequence[Note] = ()) -> Validity:
