@@ -27,6 +27,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 
 class JoulelabError(Exception):
@@ -76,10 +78,17 @@ class DeviceMissing(UsageError):
     pass
 
 
+NOTHING_STARTED = "nothing was started"
+
+
 class SeveralProblems(ConfigError):
-    def __init__(self, problems: Sequence[JoulelabError]) -> None:
-        lines = [f"  - {problem.message}" + (f" ({problem.hint})" if problem.hint else "") for problem in problems]
-        super().__init__(f"{len(problems)} problems were found:\n" + "\n".join(lines), "nothing was started")
+    def __init__(self, problems: Sequence[JoulelabError], hint: str = NOTHING_STARTED) -> None:
+        hints = [problem.hint.removesuffix(NOTHING_STARTED).rstrip("; ") for problem in problems]
+        lines = [
+            f"  - {problem.message}" + (f" ({advice})" if advice else "")
+            for problem, advice in zip(problems, hints, strict=True)
+        ]
+        super().__init__(f"{len(problems)} problems were found:\n" + "\n".join(lines), hint)
         self.problems = tuple(problems)
 
 
@@ -95,13 +104,19 @@ def find_problems(checks: Iterable[Callable[[], object]]) -> list[JoulelabError]
     return list(found.values())
 
 
-def refuse_all(checks: Iterable[Callable[[], object]]) -> None:
-    """Run all checks and raise everything that is wrong as one error."""
-    problems = find_problems(checks)
+def refuse_all(checks: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Run all checks and return their results, or raise everything that is wrong as one error."""
+    results: list[Any] = []
+    problems = find_problems(partial(_append_result, results, check) for check in checks)
     if len(problems) == 1:
         raise problems[0]
     if problems:
         raise SeveralProblems(problems)
+    return results
+
+
+def _append_result(results: list[Any], check: Callable[[], Any]) -> None:
+    results.append(check())
 
 
 class SensorMissing(JoulelabError):

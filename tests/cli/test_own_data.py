@@ -87,3 +87,60 @@ def test_a_student_at_chance_level_is_flagged_in_output_and_record(folder):
     notes = " ".join(note["text"] for note in shown("runs")["validity"]["notes"])
     assert "the student is at chance level" in notes
     assert "always predicting the most frequent class gives" in notes
+
+
+def refused(*words):
+    done = joulelab_here(*words)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.count("nothing was started") == 1
+    return done.stderr
+
+
+def test_two_wrong_columns_are_one_list(folder):
+    columns = ("data.text_column=txt", "data.label_column=lab")
+    errors = refused("run", "demo-kd", "data.source=mine.csv", *columns, "--dry-run")
+    assert errors.startswith("error: 2 problems were found:\n  - ")
+    assert "data.text_column=txt: mine.csv has no such column" in errors
+    assert "data.label_column=lab: mine.csv has no such column" in errors
+
+
+@pytest.mark.parametrize("names", [("nodev.csv", "notest.csv"), ("nodev", "notest")])
+def test_two_missing_files_are_one_list(folder, names):
+    validation, test = names
+    files = (f"data.validation={validation}", f"data.test={test}")
+    errors = refused("run", "demo-kd", "data.source=mine.csv", *files, "--dry-run")
+    assert "2 problems were found" in errors and validation in errors and test in errors
+
+
+def test_baseline_data_and_model_of_a_group_are_one_list(folder):
+    (folder / "poor.csv").write_text("text,label\na,1\nb,1\n")
+    (folder / "group.yaml").write_text(
+        "baseline: nobody\nmembers:\n  - experiment: demo-kd\n    overrides:\n      data: {source: poor.csv}\n"
+        "      teacher: {model: ./my-bert}\n      student: {model: ./my-bert, layers: [9]}\n"
+    )
+    errors = refused("run", "group.yaml")
+    assert "no member of group group has the label 'nobody'" in errors
+    assert "poor.csv has 1 class(es) in 2 rows" in errors
+    assert "student.layers [9] cannot be taken" in errors
+    assert not (folder / "runs").exists()
+
+
+def test_new_compare_lists_missing_data_and_missing_teacher(folder):
+    errors = refused("new", "compare", "b.yaml", "--data", "missing.csv", "--teacher", "./nope")
+    assert "2 problems were found" in errors and "missing.csv" in errors and "/nope" in errors
+    assert not (folder / "b.yaml").exists()
+
+
+def test_a_mistyped_path_is_a_missing_file_and_no_name_of_the_hub(folder):
+    done = joulelab_here("new", "compare", "z.yaml", "--data", "my-bert/nope", "--teacher", "my-bert/none")
+    assert done.returncode == 2 and "hub, and" not in done.stderr and "downloaded" not in done.stderr
+    for name in ("nope", "none"):
+        assert f"there is no file or folder {folder / 'my-bert' / name}" in done.stderr
+
+
+def test_settings_errors_are_listed_like_all_others(folder):
+    errors = refused("run", "demo-kd", "training.epochs=-3", "training.batch_sze=4")
+    assert errors.startswith("error: 2 problems were found:\n  - ")
+    assert "did you mean training.batch_size?" in errors and "found -3" in errors
+    errors = refused("measure", "--grid", "XX", "--price", "abc", "--", "true")
+    assert errors.startswith("error: 2 problems were found:\n  - ")

@@ -51,7 +51,8 @@ def test_a_wrong_value_is_answered_with_key_expected_and_found(overrides, messag
 
 
 def test_several_mistakes_are_reported_at_once():
-    assert len(refused(seeed=1, training={"epochs": "x"}).splitlines()) == 2
+    first, *listed = refused(seeed=1, training={"epochs": "x"}).splitlines()
+    assert first == "2 problems were found:" and len(listed) == 2
 
 
 def test_the_order_is_base_then_experiment_then_command_line():

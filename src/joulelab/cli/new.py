@@ -11,13 +11,14 @@ import json
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joulelab.errors import ConfigError, UsageError
+from joulelab.errors import ConfigError, UsageError, refuse_all
 
 if TYPE_CHECKING:
     from joulelab.data.text import Columns
@@ -74,15 +75,11 @@ def compare(
 
 def group_text(name: str, data: str, teacher: str | None, student: str | None, seeds: int) -> str:
     """The group file for this data and these models."""
-    found = _recognize(data)
+    models = [model for model in (teacher, student) if model]
+    found, *read = refuse_all([lambda: _data_for(data, models, teacher), *(partial(_model, model) for model in models)])
     if found.kind == "images":
-        if teacher or student:
-            raise UsageError(f"{data} is a folder of images; its networks are built from sizes", "omit --teacher")
         return _image_group(name, data, seeds)
-    if teacher is None:
-        raise UsageError("no teacher was named", "--teacher MODEL: a folder, a GGUF file, a hub id or a sample")
-    large = _model(teacher)
-    small = _model(student) if student else large
+    large, small = read[0], read[-1]
     if found.kind == "squad":
         return _squad_group(name, data, large, small, seeds)
     if large.is_causal:
@@ -107,6 +104,16 @@ class _Data:
     splits: tuple[str, ...] = ()
 
 
+def _data_for(data: str, models: list[str], teacher: str | None) -> _Data:
+    """The data, where they and the named models make a comparison."""
+    found = _recognize(data)
+    if found.kind == "images" and models:
+        raise UsageError(f"{data} is a folder of images; its networks are built from sizes", "omit --teacher")
+    if found.kind != "images" and not teacher:
+        raise UsageError("no teacher was named", "--teacher MODEL: a folder, a GGUF file, a hub id or a sample")
+    return found
+
+
 def _recognize(data: str) -> _Data:
     from joulelab.data import sources
     from joulelab.data.image_folders import SUFFIXES
@@ -114,6 +121,7 @@ def _recognize(data: str) -> _Data:
 
     place = sources.parse(data)
     if place.path is None:
+        sources.refuse_missing_file(data)
         raise UsageError(f"{data} is on the hub, and its columns are unknown here", "download it and name the folder")
     if place.path.is_dir() and any(file.suffix.lower() in SUFFIXES for file in place.path.rglob("*")):
         return _Data("images")
@@ -186,6 +194,8 @@ def _model(name: str) -> _Model:
     folder = place.path if place.path is not None else hub.cached_folder(place.name, "config.json")
     if folder is not None and folder.suffix.lower() == ".gguf":
         return _Model(name, {}, is_causal=True)
+    if folder is None:
+        sources.refuse_missing_file(name)
     if folder is None or not (folder / "config.json").is_file():
         where = "is not downloaded" if folder is None else "has no config.json"
         raise UsageError(f"{name} {where}, so its layers are unknown", "name a folder in Hugging Face format")
@@ -196,15 +206,13 @@ def _model(name: str) -> _Model:
 
 def _require_valid(text: str) -> None:
     """The file as a run would read it: settings, data and files of every member."""
-    from joulelab.errors import refuse_all
     from joulelab.runs.groups import check_group
     from joulelab.runs.spec import read_layers
 
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / "draft.yaml"
         draft.write_text(text, encoding="utf-8")
-        _, specs = check_group(read_layers(str(draft)), {})
-    refuse_all(spec.preflight for spec in specs)
+        check_group(read_layers(str(draft)), {}, lambda spec: [spec.preflight])
 
 
 def _head(name: str, question: str, baseline: str, facts: str) -> str:

@@ -204,8 +204,7 @@ def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
     if is_group(settings):
         if options.run_dir is not None or options.until is not None:
             raise _single_run_only(experiment)
-        group, specs = check_group(settings, changes)
-        require_inputs(specs, options)
+        group, specs = check_group(settings, changes, lambda spec: _checks(spec, options))
         if options.dry_run:
             named = [f"{number}: {label_of(spec)}, seed {spec.seed}" for number, spec in enumerate(specs, start=1)]
             members = {name: spec.model_dump(mode="json") for name, spec in zip(named, specs, strict=True)}

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -50,7 +50,7 @@ from joulelab.data.text import (
     read_table,
 )
 from joulelab.data.token_store import Column, RaggedStore, store_writer, token_column
-from joulelab.errors import ConfigError
+from joulelab.errors import ConfigError, SeveralProblems, refuse_all
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ def load_splits(settings: LabeledSource) -> Splits:
 def check_labeled_text(settings: LabeledSource) -> None:
     """Refuse data that cannot be used, before a run starts; a dataset on the hub is read by the run itself."""
     files = [name for name in settings.named_files.values() if is_place(name)]
-    used = [sources.parse(name) for name in ([*files] if settings.train in files else [settings.source, *files])]
+    named = files if settings.train in files else [settings.source, *files]
+    used: list[sources.Source] = refuse_all(partial(sources.parse, name) for name in named)
     if any(place.path is None for place in used):
         check_source(settings.source, settings.subset)
     else:  # members of a comparison share their data, which is read once
@@ -181,11 +182,12 @@ def _assigned(
 ) -> tuple[dict[str, Columns], dict[str, str]]:
     """The splits of a source by their usual names; `named`: as the user chose, `also`: those in other files."""
     if set(whole.parts) == {UNSPLIT}:
-        if named:
-            split, name = next(iter(named.items()))
-            raise ConfigError(
-                f"data.{split}={name}: there is no such file, and {source} has no splits", "check the path"
-            )
+        missing = [
+            ConfigError(f"data.{split}={name}: there is no such file, and {source} has no splits", "check the path")
+            for split, name in named.items()
+        ]
+        if missing:
+            raise missing[0] if len(missing) == 1 else SeveralProblems(missing)
         return dict(whole.parts), dict(whole.names)
     parts: dict[str, Columns] = {}
     names: dict[str, str] = {}
@@ -300,7 +302,7 @@ def _numbered_parts(found: TableParts, choice: ColumnChoice) -> dict[str, Labele
     texts, labels = {}, {}
     for name, columns in found.parts.items():
         where = found.names[name]
-        texts[name], labels[name] = _texts(columns, where, choice), _labels(columns, where, choice)
+        texts[name], labels[name] = _texts_and_labels(columns, where, choice)
         if not texts[name]:
             raise ConfigError(f"{where} has no rows", f"provide rows for {name}")
         _refuse_gaps(texts[name], labels[name], where)
@@ -377,22 +379,21 @@ def _balanced_rows(data: LabeledText, rows: list[int], size: int) -> list[int]:
 
 def _from_columns(columns: Columns, source: str, choice: ColumnChoice = BY_NAME) -> LabeledText:
     """Texts and class numbers from a table, without duplicates."""
-    texts, raw_labels = _texts(columns, source, choice), _labels(columns, source, choice)
+    texts, raw_labels = _texts_and_labels(columns, source, choice)
     _refuse_gaps(texts, raw_labels, source)
     labels, class_names = _number_classes(raw_labels, columns.class_names, source)
     return _without_duplicates(texts, labels, class_names)
 
 
-def _texts(columns: Columns, source: str, choice: ColumnChoice) -> list[str]:
-    texts = ["" if text is None else str(text).strip() for text in columns.values[choice.text_in(columns, source)]]
+def _texts_and_labels(columns: Columns, source: str, choice: ColumnChoice) -> tuple[list[str], list[Any]]:
+    text_name, label_name = choice.text_and_label_in(columns, source)
+    texts = ["" if text is None else str(text).strip() for text in columns.values[text_name]]
+    labels = [_plain_label(value) for value in columns.values[label_name]]
     title = column(columns, (TITLE_COLUMN,)) if choice.text is None else None
-    if title is None:
-        return texts
-    return [f"{head}\n{text}" if head else text for head, text in zip(columns.values[title], texts, strict=True)]
-
-
-def _labels(columns: Columns, source: str, choice: ColumnChoice) -> list[Any]:
-    return [_plain_label(value) for value in columns.values[choice.label_in(columns, source)]]
+    if title is not None:
+        heads = columns.values[title]
+        texts = [f"{head}\n{text}" if head else text for head, text in zip(heads, texts, strict=True)]
+    return texts, labels
 
 
 def _plain_label(value: Any) -> Any:

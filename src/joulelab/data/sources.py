@@ -45,6 +45,14 @@ def parse(name: str) -> Source:
     return Source("hub", text, None)
 
 
+def refuse_missing_file(name: str) -> None:
+    """Refuse a name of the form of a hub id whose folder is here, as in `folder/nope`: a mistyped path. Only for names
+    that are not in the hub's cache: a folder of this machine may have the name of an organization."""
+    path = Path(name).expanduser()
+    if "/" in name and path.parent.is_dir():
+        raise NotFoundError(f"there is no file or folder {path.absolute()}", _EXPECTED)
+
+
 def hub_hint(name: str) -> str:
     """Hint for a name that the hub did not return; a missing `sample:` is the likeliest mistake."""
     if name in samples.SAMPLES:

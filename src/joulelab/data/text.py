@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol, cast
 from joulelab import lookup
 from joulelab.data import samples, sources
 from joulelab.data.splits import SPLIT_WORDS, Split, split_word
-from joulelab.errors import ConfigError, NotFoundError
+from joulelab.errors import ConfigError, NotFoundError, refuse_all
 
 # Subsets of sample:reviews, by the value of its `source` column.
 REVIEW_SOURCES = {"short": ("rotten_tomatoes",), "long": ("imdb",), "all": ("rotten_tomatoes", "imdb")}
@@ -78,6 +78,10 @@ class ColumnChoice:
 
     def label_in(self, columns: Columns, source: str) -> str:
         return chosen_column(columns, self.label, LABEL_COLUMNS, "label", source)
+
+    def text_and_label_in(self, columns: Columns, source: str) -> tuple[str, str]:
+        text, label = refuse_all((lambda: self.text_in(columns, source), lambda: self.label_in(columns, source)))
+        return text, label
 
 
 BY_NAME = ColumnChoice()
@@ -425,8 +429,11 @@ def _hub_parts(found: Any, source: str, choice: ColumnChoice) -> TableParts:
 
 def _dataset_columns(dataset: Any, source: str, choice: ColumnChoice) -> Columns:
     header = Columns(dict.fromkeys(dataset.column_names, ()))
-    text = choice.text_in(header, source)
-    label = choice.label_in(header, source) if choice.labeled else None
+    label: str | None = None
+    if choice.labeled:
+        text, label = choice.text_and_label_in(header, source)
+    else:
+        text = choice.text_in(header, source)
     title = column(header, (TITLE_COLUMN,)) if choice.text is None else None
     # Other columns are not read: they may be images.
     columns = {name: list(dataset[name]) for name in (text, label, title) if name}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from joulelab import clock
-from joulelab.errors import ConfigError, CorruptedFile, NotFoundError, UsageError
+from joulelab.errors import ConfigError, CorruptedFile, NotFoundError, UsageError, refuse_all
 from joulelab.meter.figures import Frozen
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import Progress
@@ -86,26 +87,37 @@ def is_group(settings: Mapping[str, Any]) -> bool:
     return "members" in settings
 
 
-def check_group(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> tuple[GroupSpec, list[RunSpec]]:
-    """The group and the specs of its members, all checked before anything starts."""
+def check_group(
+    settings: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    checks: Callable[[RunSpec], Iterable[Callable[[], object]]] = lambda spec: (),
+) -> tuple[GroupSpec, list[RunSpec]]:
+    """The group and the specs of its members. Settings, and then `checks` of every member together with the baseline,
+    are checked before anything starts; all problems are one error."""
     try:
         group = GroupSpec.model_validate_json(json.dumps(settings, default=str))
     except ValidationError as error:
         raise explain(error, GroupSpec, _KEYS) from None
-    specs = []
-    for member in group.members:
-        for seed in member.seeds:
-            merged = merge(merge(read_experiment(member.experiment), member.overrides), overrides)
-            specs.append(check(merge(merged, {"seed": seed})))
+    runs = [(member, seed) for member in group.members for seed in member.seeds]
+    specs: list[RunSpec] = refuse_all(partial(_member_spec, member, seed, overrides) for member, seed in runs)
     if not specs:
         raise ConfigError(f"group {group.name} has no members")
+    refuse_all([partial(_require_baseline, group, specs), *(found for spec in specs for found in checks(spec))])
+    return group, specs
+
+
+def _member_spec(member: MemberSpec, seed: int, overrides: Mapping[str, Any]) -> RunSpec:
+    merged = merge(merge(read_experiment(member.experiment), member.overrides), overrides)
+    return check(merge(merged, {"seed": seed}))
+
+
+def _require_baseline(group: GroupSpec, specs: Sequence[RunSpec]) -> None:
     labels = list(dict.fromkeys(label_of(spec) for spec in specs))
     if group.baseline not in labels:
         raise ConfigError(
             f"baseline: no member of group {group.name} has the label '{group.baseline}'",
             f"labels: {', '.join(labels)}; nothing was started",
         )
-    return group, specs
 
 
 def label_of(spec: RunSpec) -> str:

@@ -24,7 +24,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.fields import FieldInfo
 
 from joulelab import lookup
-from joulelab.errors import ConfigError, NotFoundError, UsageError, refuse_all
+from joulelab.errors import (
+    NOTHING_STARTED,
+    ConfigError,
+    NotFoundError,
+    SeveralProblems,
+    UsageError,
+    refuse_all,
+)
 from joulelab.lookup import nearest
 from joulelab.meter.config import EnergyConfig
 
@@ -49,8 +56,11 @@ _EXPECTED = {
 def explain(
     error: ValidationError, model: type[BaseModel], hint: str = "`joulelab explain KEY` describes a setting"
 ) -> ConfigError:
-    findings = [_sentence(dict(finding), model) for finding in error.errors()]
-    return ConfigError("\n".join(findings), f"{hint}; nothing was started")
+    hint = f"{hint}; {NOTHING_STARTED}"
+    findings = [ConfigError(_sentence(dict(finding), model), hint) for finding in error.errors()]
+    if len(findings) == 1:
+        return findings[0]
+    return SeveralProblems([ConfigError(finding.message) for finding in findings], hint)
 
 
 def _sentence(finding: dict[str, Any], model: type[BaseModel]) -> str:
