@@ -103,6 +103,15 @@ def test_the_result_comes_first_and_is_all_that_quiet_prints(store):
         assert shown.startswith(first.strip())
 
 
+def test_a_group_is_shown_with_its_id_and_its_page(store):
+    (group,) = sorted(store.joinpath("groups").iterdir())[-1:]
+    assert f"group {group.name}" in joulelab_here("show", group.name, "--runs-dir", store).stdout
+    (group / "report.html").write_text("<html>", encoding="utf-8")
+    shown = "".join(joulelab_here("show", group.name, "--runs-dir", store, "-v").stdout.split())
+    assert f"group{group.name}report{group / 'report.html'}" in shown
+    (group / "report.html").unlink()
+
+
 def test_the_newest_runs_are_listed_and_quiet_prints_ids(store):
     lines = joulelab_here("runs", "--runs-dir", store).stdout
     newest = joulelab_here("runs", "--runs-dir", store, "-q").stdout.splitlines()

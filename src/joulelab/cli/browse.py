@@ -187,10 +187,12 @@ def print_run(record: RunRecord, with_id: bool = False) -> None:
     )
 
 
-def print_comparison(comparison: Comparison, warning: str = "", differing: Sequence[Grid] = ()) -> None:
+def print_comparison(
+    comparison: Comparison, warning: str = "", differing: Sequence[Grid] = (), group: Path | None = None
+) -> None:
     """`warning` and `differing`: what differs between the runs besides the method."""
     from joulelab.cli.console import print_answer
-    from joulelab.report.compare.verdict import short_verdict, verdict
+    from joulelab.report.compare.verdict import chance_sentences, short_verdict, verdict
     from joulelab.report.tables.comparison_tables import comparison_view, incomplete_grid
     from joulelab.report.tables.grid import to_rich
     from joulelab.report.tables.overview_table import brief_grid
@@ -202,10 +204,30 @@ def print_comparison(comparison: Comparison, warning: str = "", differing: Seque
     print_answer(
         headline,
         grids,
-        [*sentences, *(f"! {text}" for text in verdict(comparison).provenance)],
-        full=lambda: [*([f"! {warning}"] if warning else []), comparison_view(comparison), *map(to_rich, differing)],
+        [
+            *sentences,
+            *chance_sentences(comparison),
+            *(f"! {text}" for text in verdict(comparison).provenance),
+            *group_lines(group),
+        ],
+        full=lambda: [
+            *([f"! {warning}"] if warning else []),
+            comparison_view(comparison),
+            *map(to_rich, differing),
+            *group_lines(group),
+        ],
         more="differences with intervals, stages, break-even",
     )
+
+
+def group_lines(group: Path | None) -> list[str]:
+    """The id of a group and its page, if one is written."""
+    from joulelab.runs.paths import REPORT
+
+    if group is None:
+        return []
+    page = group / REPORT
+    return [f"group {group.name}", *([f"report {page}"] if page.exists() else [])]
 
 
 def show_group(folder: Path, as_json: bool) -> None:
@@ -220,7 +242,7 @@ def show_group(folder: Path, as_json: bool) -> None:
         show_inference_group(folder, as_json)
         return
     if group.sweep:
-        show_sweep(read_sweep(group, records, store), as_json)
+        show_sweep(read_sweep(group, records, store), folder, as_json)
         return
     comparison = compare(group, records, store)
     if as_json:
@@ -230,7 +252,7 @@ def show_group(folder: Path, as_json: bool) -> None:
 
         print(json.dumps(comparison_data(comparison), indent=2))
         return
-    print_comparison(comparison)
+    print_comparison(comparison, group=folder)
 
 
 def show_inference_group(folder: Path, as_json: bool, sort: str = "") -> None:
@@ -245,10 +267,10 @@ def show_inference_group(folder: Path, as_json: bool, sort: str = "") -> None:
         return
     from joulelab.cli.console import print_answer
 
-    print_answer(models_headline(records), models_grids(records, sort))
+    print_answer(models_headline(records), models_grids(records, sort), group_lines(folder))
 
 
-def show_sweep(sweep: Sweep, as_json: bool) -> None:
+def show_sweep(sweep: Sweep, folder: Path, as_json: bool) -> None:
     from joulelab.report.tables.sweep_table import (
         configuration_grid,
         failed_grid,
@@ -265,7 +287,10 @@ def show_sweep(sweep: Sweep, as_json: bool) -> None:
     from joulelab.cli.console import print_answer
 
     grids = [configuration_grid(sweep), *([failed_grid(sweep)] if sweep.failed else [])]
-    print_answer(sweep_headline(sweep), grids, full=lambda: [sweep_view(sweep)], more="further results")
+    identity = group_lines(folder)
+    print_answer(
+        sweep_headline(sweep), grids, identity, full=lambda: [sweep_view(sweep), *identity], more="further results"
+    )
 
 
 def query(

@@ -103,8 +103,8 @@ def report(
 
 def _store_page(store: Path) -> tuple[Page, Path]:
     from joulelab.cli.browse import progress_messages
-    from joulelab.report.page import REPORT
     from joulelab.report.store_page import store_page
+    from joulelab.runs.paths import REPORT
 
     return store_page(store, progress_messages()), store / REPORT
 
@@ -114,7 +114,8 @@ def _runs_page(
 ) -> tuple[Page, Path]:
     """The page, and where it is written by default."""
     from joulelab.report.compare.run_selection import select
-    from joulelab.report.page import REPORT, selection_page
+    from joulelab.report.page import selection_page
+    from joulelab.runs.paths import REPORT
 
     selection = select(store, names, baseline)
     page = selection_page(selection, store, quality, include_repeated)

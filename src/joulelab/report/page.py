@@ -76,7 +76,7 @@ from joulelab.report.tables.provenance import (
 from joulelab.report.tables.run_tables import run_grids, stages_grid
 from joulelab.report.tables.sweep_table import read_sweep, sweep_data, sweep_grids, sweep_headline
 from joulelab.runs.groups import GroupRecord
-from joulelab.runs.paths import GroupPaths, RunPaths, cache_folder
+from joulelab.runs.paths import REPORT, GroupPaths, RunPaths, cache_folder
 from joulelab.runs.record import RunRecord
 
 
@@ -399,7 +399,6 @@ def _hash(script: str) -> str:
 
 
 TEMPLATES = Path(__file__).parent / "templates"
-REPORT = "report.html"
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:

@@ -19,11 +19,11 @@ from joulelab.report.compare.quality import quality_of
 from joulelab.report.energy_sums import known_sum, mixes_methods
 from joulelab.report.figures.chart_base import Figure, finish
 from joulelab.report.opening import Tile, energy_tiles
-from joulelab.report.page import REPORT, ListedLine, Page
+from joulelab.report.page import ListedLine, Page
 from joulelab.report.tables.grid import Cell, Grid, make_grid
 from joulelab.report.wording import NOTHING, grams
 from joulelab.runs.index import LISTING, STAGE_ROWS, IndexReporter, ListedRun, listed, listed_run
-from joulelab.runs.paths import GROUPS_FOLDER
+from joulelab.runs.paths import GROUPS_FOLDER, REPORT
 from joulelab.runs.record import RunRecord
 from joulelab.units import duration_text, plural, with_prefix
 

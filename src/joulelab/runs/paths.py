@@ -22,6 +22,7 @@ from joulelab.runs.spec import brief
 from joulelab.units import size_text
 
 GROUPS_FOLDER = "groups"
+REPORT = "report.html"
 
 
 # File names are limited to 255 bytes on most systems, including time stamp, suffixes and temporary names.

@@ -13,7 +13,7 @@ from joulelab.report.compare.quality import common_measure, quality_of
 from joulelab.report.compare.verdict import verdict
 from joulelab.report.opening import run_headline, run_tiles
 from joulelab.report.tables.comparison_tables import comparison_markdown, runs_grid
-from joulelab.report.tables.run_tables import run_result
+from joulelab.report.tables.run_tables import run_remarks, run_result
 from joulelab.runs.index import listed_run, row_of
 from joulelab.runs.record import Result
 
@@ -169,3 +169,8 @@ def test_a_student_run_interrupted_before_its_first_student_stage_has_no_quality
     assert quality_of(early) is None
     teacher = early.model_copy(update={"spec": {**early.spec, "until": "teacher"}})
     assert quality_of(teacher) is not None
+
+
+def test_a_killed_run_is_shown_with_its_cause(made) -> None:
+    assert "error: its process ended without closing the run (killed, " in run_remarks(interrupted_student(made))[0]
+    assert not any(text.startswith("error") for text in run_remarks(made.teacher_run()))

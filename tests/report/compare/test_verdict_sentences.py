@@ -8,9 +8,9 @@ from types import ModuleType
 import pytest
 
 from joulelab.report.compare.method_rows import compare
-from joulelab.report.compare.verdict import Verdict, provenance, verdict
+from joulelab.report.compare.verdict import Verdict, chance_sentences, provenance, verdict
 from joulelab.report.tables.overview_table import brief_grid
-from joulelab.runs.record import RunRecord, Validity
+from joulelab.runs.record import Note, RunRecord, Validity
 
 
 @pytest.fixture
@@ -149,3 +149,27 @@ def test_without_a_finished_baseline_no_difference_is_significant(made, tmp_path
     planned = made.group_of(made.demo_records())
     (row,) = brief_grid(compare(planned, [made.teacher_run()], tmp_path)).rows
     assert row[2:4] == ("-", "-")
+
+
+def test_one_run_per_side_is_the_reason_in_the_headline(made, verdict_on) -> None:
+    found = verdict_on([made.labels_only(0, 500), made.distilled("response KD", 0, 900, 131.0)])
+    assert "no method is significantly more or less accurate (one run on a side: a single run cannot" in found.headline
+
+
+def test_the_brief_table_states_the_setup_that_it_leaves_out(made, tmp_path: Path) -> None:
+    setup = made.Part("student.train.setup", 2.0, 4.2)
+    records = [
+        made.make_record("labels only", seed, (setup, *made.student_parts(120.0)), correct=790) for seed in range(2)
+    ]
+    made.write_group(tmp_path, records)
+    note = brief_grid(compare(made.group_of(records), records, tmp_path)).note
+    assert note.startswith("Not included: setup (start-up, imports, compilation, warm-ups; ")
+    assert note.endswith("`runs` and `show RUN` include it.")
+
+
+def test_students_at_chance_level_are_named_with_the_comparison(made, tmp_path: Path) -> None:
+    student = made.labels_only(1, 500).with_notes([Note(level="warning", text="the student is at chance level: 500")])
+    records = [made.labels_only(0, 790), student, made.distilled("response KD", 0, 826, 131.0)]
+    made.write_group(tmp_path, records)
+    (text,) = chance_sentences(compare(made.group_of(records), records, tmp_path))
+    assert text.startswith("At chance level") and text.endswith(": labels only (student, seed 1).")

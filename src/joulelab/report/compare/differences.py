@@ -96,6 +96,7 @@ def predicted_difference(
 Pair = tuple[ComparedRun, ComparedRun]
 ONE_SEED = "one seed has no variance"
 ONE_RUN = "one training run on a side shows these models, not the methods"
+SINGLE = (ONE_SEED, ONE_RUN)
 CPU_CONTENTION = "CPU contention"
 
 

@@ -10,6 +10,7 @@ from joulelab.meter.figures import EnergyFigure, amount_text, estimate_note
 from joulelab.meter.health import most_contended
 from joulelab.report.compare.break_even_report import RowBreakEven, break_even_rows, times_text
 from joulelab.report.compare.comparison import Comparison, EnergyRatio, QualityDifference, Row
+from joulelab.report.compare.differences import SINGLE
 from joulelab.report.compare.pareto import reading_sentences
 from joulelab.report.compare.quality import Measure
 from joulelab.report.energy_sums import Part, known_sum
@@ -28,10 +29,11 @@ def quality_clause(methods: Sequence[Row], measure: Measure) -> str:
     better = [row for row in significant if measure.sign * _mean(row.difference) > 0]
     rows = better or significant
     if not rows:
+        why = _single_runs(methods)
         if measure.name == "accuracy":
-            return "no method is significantly more or less accurate"
+            return f"no method is significantly more or less accurate{why}"
         words = "lower or higher" if measure.lower_is_better else "higher or lower"
-        return f"no method has a significantly {words} {measure.title}"
+        return f"no method has a significantly {words} {measure.title}{why}"
     sizes = listed([measure.change(_mean(row.difference)) for row in rows])
     unit = f" {measure.difference_unit}" if measure.difference_unit else ""
     names, one = listed([row.label for row in rows]), len(rows) == 1
@@ -39,6 +41,15 @@ def quality_clause(methods: Sequence[Row], measure: Measure) -> str:
     if measure.name == "accuracy":
         return f"{names} {'is' if one else 'are'} {'more' if rises else 'less'} accurate ({sizes}{unit})"
     return f"{names} {'has' if one else 'have'} a {'higher' if rises else 'lower'} {measure.title} ({sizes}{unit})"
+
+
+def _single_runs(methods: Sequence[Row]) -> str:
+    """Why even a large difference is not significant: a side has one run."""
+    single = [row for row in methods if row.difference and row.difference.reason in SINGLE]
+    if not single:
+        return ""
+    which = "" if len(single) == len(methods) else f" for {listed([row.label for row in single])}"
+    return f" (one run on a side{which}: a single run cannot show a difference between methods; add seeds)"
 
 
 def _article(title: str) -> str:
@@ -229,6 +240,8 @@ def _at_equal(found: Sequence[RowBreakEven]) -> str:
     return "students that are significantly worse do not break even"
 
 
+# Words of the warning in the record of a run whose classifier is at chance level.
+_CHANCE = " is at chance level"
 # Word of the meter's note on an estimate, which states model and uncertainty.
 _ESTIMATE_MARK = "ESTIMATED"
 TRAINING_LOSS = (
@@ -342,7 +355,7 @@ def _caveats(comparison: Comparison) -> list[str]:
         texts.append(f"Not in the comparison because incomplete: {names}.")
     if comparison.measure and comparison.measure.of_training:
         texts.append(TRAINING_LOSS)
-    texts += contention_sentences(comparison)
+    texts += [*chance_sentences(comparison), *contention_sentences(comparison)]
     unmetered = list(dict.fromkeys(name for row in comparison.rows for name in row.unmetered))
     if unmetered:
         texts.append(f"Lower bounds are marked ≥: not metered: {listed(unmetered)}.")
@@ -357,6 +370,21 @@ def _caveats(comparison: Comparison) -> list[str]:
             "ratios include the gain errors of both."
         )
     return texts
+
+
+def chance_sentences(comparison: Comparison) -> list[str]:
+    """Rows with a model that is not significantly better than always predicting the most frequent class."""
+    found: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        for run in row.runs:
+            for note in run.record.validity.notes:
+                who, mark, _ = note.text.partition(_CHANCE)
+                if mark:
+                    found.setdefault(row.label, []).append(f"{who.removeprefix('the ')}, seed {run.seed}")
+    if not found:
+        return []
+    names = "; ".join(f"{label} ({', '.join(models)})" for label, models in found.items())
+    return [f"At chance level (not significantly better than always predicting the most frequent class): {names}."]
 
 
 def contention_sentences(comparison: Comparison) -> list[str]:

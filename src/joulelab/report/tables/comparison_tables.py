@@ -352,11 +352,11 @@ def _energy_note(comparison: Comparison) -> str:
     scale = " The scale error cancels in the ratios." if cancels else " Ratios between devices include the scale error."
     stated = f"{spread}{scale} " if spread else ""
     pairing = ", paired by seed" if all(found.paired for found in ratios) else ", paired by seed where seeds pair"
-    not_included = _not_included_note(comparison.rows)
+    not_included = not_included_note(comparison.rows)
     return f"{stated}{not_included}x: multiple of {comparison.baseline} [95 % t interval on logarithms]{pairing}."
 
 
-def _not_included_note(rows: Sequence[Row]) -> str:
+def not_included_note(rows: Sequence[Row]) -> str:
     """Setup and repeated work, which the table does not contain; the table by stage lists them."""
     texts = []
     for kind, meaning in (("setup", "start-up, imports, compilation, warm-ups"), ("repeated", "after an interruption")):

@@ -10,7 +10,7 @@ from joulelab.report.compare.comparison import ComparedRun, Comparison, Row
 from joulelab.report.compare.method_rows import training_energy, training_mean, training_stage
 from joulelab.report.compare.scopes import ratio_text, ratio_value
 from joulelab.report.energy_sums import is_teacher, mean_figure
-from joulelab.report.tables.comparison_tables import equal_repeats
+from joulelab.report.tables.comparison_tables import equal_repeats, not_included_note
 from joulelab.report.tables.grid import Cell, Column, Grid, make_grid, without_column
 from joulelab.report.tables.provenance import hardware_text
 from joulelab.report.wording import NOTHING, gram_cell
@@ -57,8 +57,17 @@ def brief_grid(comparison: Comparison) -> Grid:
     included = ", teacher included" if any(row.teacher_share for row in comparison.rows) else ""
     caption = f"Energy, mean per run{included} ({methods_text(found)})"
     quality = _title("quality", comparison)
-    grid = make_grid(caption, f"Method|Energy>|x baseline>|Difference!|{quality}>|Time, own stages>|Grade!", rows)
+    grid = make_grid(
+        caption, f"Method|Energy>|x baseline>|Difference!|{quality}>|Time, own stages>|Grade!", rows, _note(comparison)
+    )
     return grid if comparison.measure else without_column(grid, quality)
+
+
+def _note(comparison: Comparison) -> str:
+    left_out = not_included_note(comparison.rows)
+    # of a measured program, lists of runs show the program alone, too
+    listed = any(run.repeat is None for row in comparison.rows for run in row.runs)
+    return f"{left_out}{'`runs` and `show RUN` include it.' if left_out and listed else ''}".strip()
 
 
 def overview_grid(comparison: Comparison) -> Grid:

@@ -35,6 +35,7 @@ from joulelab.units import duration_text, energy_text, power_text, with_prefix
 STRAGGLES_REL = 0.2
 # Rows of a table of ranks or devices; of more ranks, the slowest are listed.
 MOST_ROWS = 64
+_UNCLOSED = "its process ended without closing the run"
 
 
 def node_grids(record: RunRecord) -> tuple[Grid, ...]:
@@ -138,6 +139,8 @@ def summary_grids(record: RunRecord) -> list[Grid]:
 def run_remarks(record: RunRecord) -> list[str]:
     """Warnings about the run, and how it failed."""
     error = [f"error: {record.error.message}"] if record.error else []
+    if _unclosed(record):
+        error = [f"error: {_UNCLOSED} (killed, out of memory, or the machine stopped)"]
     return error + [f"warning: {note.text}" for note in record.validity.notes if note.level == "warning"]
 
 
@@ -178,8 +181,11 @@ def header_grid(record: RunRecord) -> Grid:
 
 
 def _status_text(record: RunRecord) -> str:
-    unclosed = record.status == "truncated" and record.error is None
-    return f"{record.status}: its process ended without closing the run" if unclosed else record.status
+    return f"{record.status}: {_UNCLOSED}" if _unclosed(record) else record.status
+
+
+def _unclosed(record: RunRecord) -> bool:
+    return record.status == "truncated" and record.error is None
 
 
 def _attempts_text(record: RunRecord) -> str:
