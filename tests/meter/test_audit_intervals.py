@@ -98,9 +98,8 @@ def test_readings_next_to_a_refresh_narrow_its_phase():
 
 @pytest.mark.slow
 def test_no_cell_of_the_audit_is_overconfident_or_far_too_wide():
-    """The whole table was last in bounds for all rows of these three loads."""
+    """Every row of GPUs x load x window, over five lags."""
     found = simulate(windows=500, traces=24, jobs=os.cpu_count() or 1)
     assert len(found) == 3 * 6 * 7
     assert [row for row in found if row.overconfident or row.too_wide] == []
-    assert [row for row in found if row.load in ("0.1 s", "0.3 s", "0.5 s") and not row.ok] == []
-    assert sum(row.ok for row in found) >= 110
+    assert [row for row in found if not row.ok] == []
