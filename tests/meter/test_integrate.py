@@ -193,3 +193,19 @@ def test_windows_that_partition_a_run_sum_to_it(tmp_path_factory, cuts, powers):
     edges = sorted({at(0.5), *(at(cut) for cut in cuts), at(19.5)})
     parts = [component_energy(trace, "gpu", [pair]).energy_j for pair in itertools.pairwise(edges)]
     assert sum(parts) == pytest.approx(component_energy(trace, "gpu", [(at(0.5), at(19.5))]).energy_j)
+
+
+def test_cpu_time_that_was_seen_late_is_spread_over_the_time_in_which_it_was_possible(tmp_path):
+    """Eight readings of 0 W, then 15.2 W on two threads of 2.5 W: a child was counted when it was reaped."""
+    facts = {"w_per_thread": 2.5, "power_limit_w": 5.0}
+    model = device("estimate:cpu", "cpu_estimate", refresh_s=0.01, gain_error_rel=0.7, facts=facts)
+    busy = [*[0.0] * 9, 3.04, 3.54]
+    lines = [
+        {"kind": "estimate", "mono_ns": at(0.5 * k), "device": "estimate:cpu", "busy_thread_s": seconds}
+        for k, seconds in enumerate(busy)
+    ]
+    trace = load_trace(write(tmp_path / "trace.jsonl", [header(model), *lines]))
+    (series,) = trace.devices
+    assert peak_power_w(trace, "cpu_estimate", [(at(0), at(5))]) <= 5.0 + 1e-6
+    assert component_energy(trace, "cpu_estimate", [(at(0), at(5))]).energy_j == pytest.approx(3.54 * 2.5, rel=0.01)
+    assert series.counter_j[0] == 0.0 and series.counter_j[-1] == pytest.approx(3.54 * 2.5)

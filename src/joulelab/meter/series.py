@@ -323,6 +323,7 @@ class _Collector:
         counter_ns, counter_j = self._readings("counters", name)
         if device["component"] == "cpu_estimate":
             counter_j = counter_j * device["facts"]["w_per_thread"]
+            counter_j = within_power(counter_ns, counter_j, device["facts"].get("power_limit_w"))
         elif device.get("wrap_j"):
             counter_j = unwrap(counter_ns, counter_j, device["wrap_j"], device.get("facts", {}).get("max_gap_s"))
         power_ns, power_w = self._readings("powers", name)
@@ -360,6 +361,21 @@ def _arrays(rows: list[tuple[int, float]]) -> tuple[Array, Array]:
     times = np.array([row[0] for row in rows], dtype=np.int64)
     values = np.array([row[1] for row in rows], dtype=float)
     return times, values
+
+
+def within_power(counter_ns: Array, counter_j: Array, limit_w: float | None) -> Array:
+    """CPU time that was seen late, spread backward: all threads together cannot rise faster than `limit_w`.
+
+    The time of a child that no reading saw is added when its parent reaps it, all at once. What was used by then was
+    used at most `limit_w` x interval after the reading before, so that reading was too low by the rest.
+    """
+    if not limit_w or len(counter_ns) < 2:
+        return counter_j
+    possible_j = limit_w * (counter_ns - counter_ns[0]) / NS
+    excess_j = counter_j - possible_j
+    later_j: Array = np.maximum.accumulate(excess_j[::-1])[::-1]
+    spread: Array = np.where(later_j > excess_j, possible_j + later_j, counter_j)
+    return spread
 
 
 def unwrap(counter_ns: Array, counter_j: Array, wrap_j: float, max_gap_s: float | None = None) -> Array:

@@ -74,12 +74,29 @@ def test_a_kernel_without_the_list_of_children_is_served_the_slow_way(family, mo
 def test_a_large_tree_is_walked_more_rarely(monkeypatch):
     tree = ProcessTree(os.getpid())
     clock = iter([100.0, 100.05, 140.0, 151.0, 151.0])
+    cpu_clock = iter([1.0, 1.05, 2.0, 2.0])
     monkeypatch.setattr(processes.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(processes.time, "thread_time", lambda: next(cpu_clock))
+    monkeypatch.setattr(processes, "children_of", lambda pid: [])
     walks = []
-    monkeypatch.setattr(tree, "_found", lambda: walks.append(1) or [])
+    monkeypatch.setattr(tree, "_found", lambda children: walks.append(1) or [])
     for _ in range(3):  # a walk of 50 ms, at a thousandth of a core, is good for 50 s
         tree.members()
     assert len(walks) == 2
+
+
+def test_a_child_that_starts_after_a_slow_walk_is_seen_at_the_next_reading(monkeypatch):
+    """A first walk of 4 ms delayed the next one by 4 s: the program showed 0 W, then all of its energy at once."""
+    monkeypatch.setattr(processes, "RESCAN_SHARE", 1e-12)
+    tree = ProcessTree(os.getpid())
+    before = tree.members()
+    child = subprocess.Popen(["sleep", "30"])
+    try:
+        assert child.pid in [process.pid for process in tree.members()]
+        assert child.pid not in [process.pid for process in before]
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_time_of_children_counts_while_they_live_and_after_they_were_waited_for(family):

@@ -3,7 +3,8 @@
 psutil finds children by reading all of /proc, about 20 us per process of the machine at every reading: a tenth of a
 core on a node with thousands. The kernel also lists each thread's children; walking down that list costs about 30 us
 per thread of the program. The tree is walked as often as that takes no more than `RESCAN_SHARE` of a core, so that
-short-lived children are seen; in between its known members are read, at about 20 us each.
+short-lived children are seen, and whenever the program's own children change; in between its known members are read,
+at about 20 us each.
 
 A card's joules are those of all its users, so another process there deserves a warning. NVML lists process ids. A
 process id that does not exist here belongs to another PID namespace (another container, or this one as the host sees
@@ -35,20 +36,23 @@ class ProcessTree:
         """Recorders that were found in the tree and left out of its members."""
         self._members: list[psutil.Process] = [self._root]
         self._rescan_at_s = 0.0
+        self._children: list[int] | None = None
 
     def members(self) -> list[psutil.Process]:
         """Parents before their children, so that a sum of CPU time never counts a time twice."""
-        begin_s = time.monotonic()
-        if begin_s >= self._rescan_at_s:
-            self._members = self._found()
-            took_s = time.monotonic() - begin_s
-            # The interval follows from the measured cost of a scan, so that the share of a core is
-            # bounded on machines with any number of processes.
-            self._rescan_at_s = begin_s + took_s / RESCAN_SHARE
+        # The root's own children are read every time: a program that starts right after a slow scan would otherwise
+        # be counted only seconds later, all of its CPU time at once.
+        children = children_of(self._root.pid)
+        if time.monotonic() >= self._rescan_at_s or children != self._children:
+            self._children = children
+            begin_s = time.thread_time()
+            self._members = self._found(children)
+            # The interval follows from the CPU time of a scan, so that the share of a core is bounded on machines
+            # with any number of processes. Its wall time is longer on a busy machine, and costs nothing.
+            self._rescan_at_s = time.monotonic() + (time.thread_time() - begin_s) / RESCAN_SHARE
         return self._members
 
-    def _found(self) -> list[psutil.Process]:
-        children = children_of(self._root.pid)
+    def _found(self, children: list[int] | None) -> list[psutil.Process]:
         if children is None:
             slowly = self._root.children(recursive=True)
             self.recorders = [process for process in slowly if self._is_left_out(process)]
