@@ -61,3 +61,10 @@ def test_a_wrong_option_is_one_line_and_the_cell_does_not_run(shell, store):
     captured = run(shell, "x --grid Narnia", "ran = True")
     assert "no grid 'Narnia'" in captured.stderr and "Traceback" not in captured.stderr + captured.stdout
     assert "ran" not in shell.user_ns and not store.exists()
+
+
+def test_help_prints_the_options_and_the_cell_does_not_run(shell, store):
+    captured = run(shell, "--help", "ran_with_help = True")
+    assert "--grid" in captured.stdout and "Measure the energy of this cell." in captured.stdout
+    assert "UsageError" not in captured.stdout + captured.stderr
+    assert "ran_with_help" not in shell.user_ns and not store.exists()

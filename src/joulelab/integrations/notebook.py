@@ -54,12 +54,17 @@ def _parser() -> Any:
     parser.add_argument("--scope", choices=list(SCOPES), help="machine: estimate the whole machine.")
     parser.add_argument("--interval", type=float, help="Sampling interval in seconds (default: 0.5).")
     parser.add_argument("-o", "--out", metavar="VARIABLE", help="Store the measurement in this variable.")
+    parser.add_argument("-h", "--help", action="store_true", help="Print this help; the cell does not run.")
     return parser
 
 
 def measure_cell(shell: Any, line: str, cell: str) -> None:
     """Run the cell under the meter, then display its energy."""
-    given = _parser().parse_argstring(line)
+    parser = _parser()
+    given = parser.parse_argstring(line)
+    if given.help:
+        print(parser.format_help())
+        return
     settings = {
         "grid": given.grid,
         "price": given.price,
