@@ -21,6 +21,13 @@ def test_kilojoules_are_not_printed_as_megajoules():
 
 
 def test_durations_and_shares():
+    assert [duration_text(s) for s in (0.04, 0.0042, 0.0994, 0.0996, 0.0)] == [
+        "40 ms",
+        "4.2 ms",
+        "99 ms",
+        "0.1 s",
+        "0.0 s",
+    ]
     assert duration_text(59.94) == "59.9 s"
     assert duration_text(61) == "1 min 01 s"
     assert duration_text(7260) == "2 h 01 min"

@@ -73,6 +73,9 @@ def power_text(power_w: float | None) -> str:
 
 
 def duration_text(duration_s: float) -> str:
+    """`40 ms` where tenths of a second would be too coarse, `59.9 s`, `1 min 01 s`, `2 h 01 min`."""
+    if 0 < duration_s < 0.0995:
+        return f"{1000 * duration_s:.2g} ms"
     if duration_s < 60:
         return f"{duration_s:.1f} s"
     minutes, seconds = divmod(round(duration_s), 60)

@@ -152,3 +152,10 @@ def test_a_short_part_without_data_hardly_lowers_the_coverage_of_a_sum():
     short = EnergyFigure(energy_j=0.1, method="counter", coverage=0.5)
     assert total([MEASURED, short]).coverage > 0.9998
     assert total([MEASURED, short], [9.0, 1.0]).coverage == pytest.approx(0.95)
+
+
+def test_an_estimate_of_no_cpu_time_is_below_its_resolution():
+    """A block that failed at once was printed as `0 J ±268 µJ`."""
+    figure = EnergyFigure(energy_j=0.0, method="estimated", half_width_j=268e-6, gain_error_rel=0.7)
+    assert amount_text(figure) == "< 268 µJ"
+    assert amount_text(figure.model_copy(update={"method": "counter"})) == "0 J ±268 µJ"

@@ -123,6 +123,11 @@ class EnergyFigure(Frozen):
         return self.energy_j is not None and (self.lower_bound or self.coverage < COVERED)
 
     @property
+    def is_unresolved(self) -> bool:
+        """An estimate of 0 J: less CPU time was used than its smallest step."""
+        return self.energy_j == 0 and not self.measured and bool(self.half_width_j) and not self.is_lower_bound
+
+    @property
     def error_components(self) -> tuple[ErrorComponent, ...]:
         """The components; the whole half-width as one of unspecified cause where a record has no others."""
         if self.errors or self.half_width_j is None:
@@ -257,11 +262,16 @@ _METHODS: dict[Method, str] = {
 
 
 def amount_text(figure: EnergyFigure | None) -> str:
-    """`512 J ±0.2 %`, estimated `146 J ±70 %`, incomplete `≥ 512 J (72 % covered)`; for cells next to a method."""
+    """`512 J ±0.2 %`, estimated `146 J ±70 %`, incomplete `≥ 512 J (72 % covered)`; for cells next to a method.
+
+    An estimate below its resolution is `< 268 µJ`.
+    """
     if figure is None:
         return "-"
     if figure.energy_j is None:
         return "missing"
+    if figure.is_unresolved:
+        return f"< {energy_text(figure.half_width_j)}"
     spread = uncertainty_text(figure)
     number = with_prefix(figure.energy_j, "J", _more_digits(figure) if spread else 0)
     covered = f" ({coverage_text(figure.coverage)})" if figure.coverage < COVERED else ""

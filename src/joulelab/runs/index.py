@@ -285,7 +285,7 @@ def arrow_fields(columns: Mapping[str, Column]) -> list[tuple[str, Any]]:
 
 
 INDEX = "index.parquet"
-VERSION = "5"
+VERSION = "6"
 _OF = "joulelab.index"
 KEYS = FOLDER, STATE, OPEN_STATE = ("folder", "state", "open_state")
 # The row of a running run is replaced every time it is read.

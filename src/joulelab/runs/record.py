@@ -615,8 +615,10 @@ def flat_summary(record: RunRecord) -> dict[str, Any]:
     if record.totals:
         flat |= {
             "total_energy_policy": record.totals.policy,
-            "total_energy_j": record.totals.energy_j,
-            "total_energy_kwh": _kwh(record.totals.energy_j),
+            "energy_j": record.best_energy.energy_j,
+            "method": record.best_energy.method,
+            "total_energy_j": record.totals.best.energy_j,
+            "total_energy_kwh": _kwh(record.totals.best.energy_j),
             "shown_energy_j": record.totals.best.energy_j,
             "shown_energy_method": record.totals.best.method,
             **_errors("shown_energy_", record.totals.best),

@@ -33,7 +33,7 @@ def test_a_counter_jump_is_the_reason_and_more_time_is_not_the_remedy():
 def test_faults_of_other_devices_and_other_times_are_not_the_reason():
     others = trace(Gap("gpu:1", 40 * NS, JUMP), Gap("gpu:0", 90 * NS, JUMP))
     (text,) = caveats([stage("counter latch")], None, others)
-    assert "short compared with the sampling interval; measure longer" in text
+    assert "readings are too far apart to resolve the start and the end of the program; measure longer" in text
 
 
 def test_time_without_readings_is_the_reason():
@@ -47,3 +47,23 @@ def test_a_reader_that_failed_as_a_whole_is_the_reason_for_each_of_its_domains()
     failed.best = failed.best.model_copy(update={"sources": ("rapl:package-0",)})
     (text,) = caveats([failed], None, trace(Gap("rapl", 40 * NS, "no such file")))
     assert "no such file; repeat the measurement" in text and "longer" not in text
+
+
+def test_repeats_have_an_interval_of_their_own():
+    """A program of 5.5 s was called short for readings every 0.5 s, with the interval of a mean of repeats printed."""
+    stages = [stage("counter latch")] * 3
+    assert caveats(stages, SimpleNamespace(spread_rel=0.01), trace()) == []
+    (text,) = caveats(stages, SimpleNamespace(spread_rel=0.01), trace(Gap("gpu:0", 40 * NS, JUMP)))
+    assert JUMP in text
+
+
+def test_a_short_estimate_names_the_steps_of_cpu_time_and_no_sensor():
+    short = stage("counter latch")
+    short.best = short.best.model_copy(update={"method": "estimated", "sources": ("estimate:cpu",)})
+    short.duration_s = 0.04
+    model = SimpleNamespace(gaps=(), devices=(SimpleNamespace(device="estimate:cpu", refresh_s=0.01),))
+    (text,) = caveats([short], None, model)
+    assert text == (
+        "40 ms is short for an estimate from CPU time, which is counted in steps of 10 ms; "
+        "the program should run for at least 0.1 s"
+    )

@@ -291,13 +291,25 @@ def test_grid_and_price_of_the_user_hold_for_every_run_and_options_override_them
     assert "gCO2e (grid given by the user)" in done.stderr and " EUR; grade C" in done.stderr
 
 
+def test_energy_j_is_the_printed_energy_in_every_json(store, joulelab, tmp_path):
+    """`energy_j` was null next to `total_energy_j`: 35 J, and `runs --json` had null for both."""
+    words = ["--gpus", "none", "--rapl-root", tmp_path, "--repeat", "2", "--json"]
+    done = measure(store, *words, "--", sys.executable, "-c", BUSY.format(s=0.2))
+    result = json.loads(done.stderr.splitlines()[-1])
+    _, out, _ = joulelab("runs", "--json", "--runs-dir", store)
+    (listed,) = json.loads(out)
+    for found in (result, listed):
+        assert (found["energy_j"], found["method"]) == (result["energy"]["energy_j"], "estimated")
+        assert found["total_energy_j"] == record(store)["totals"]["best"]["energy_j"] > found["energy_j"] > 0
+
+
 def test_scope_machine_is_a_labeled_estimate_of_all_processes_memory_and_idle_power(store, tmp_path):
     words = ["--scope", "machine", "--gpus", "none", "--rapl-root", tmp_path, "--json"]
     result = json.loads(measure(store, *words, "--", "sleep", "1").stderr.splitlines()[-1])
     (model,) = [row for row in devices(store) if row["device"] == "estimate:machine"]
     constant_w = model["facts"]["base_w"] + model["facts"]["memory_w"]
     assert result["mean_power_w"] > constant_w > 0.74 * (os.cpu_count() or 1)
-    assert (result["energy_j"], result["energy"]["method"]) == (None, "estimated")
+    assert (result["energy_j"], result["method"]) == (result["energy"]["energy_j"], "estimated")
     assert set(result["energy"]["sources"]) == {"estimate:machine", "constant:base", "constant:memory"}
     assert 0.5 < result["energy"]["gain_error_rel"] < 2
     found = record(store)["totals"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from joulelab.meter.figures import EnergyFigure, Frozen, bound_mark, covered_percent, figure_text
+from joulelab.meter.figures import EnergyFigure, Frozen, Method, bound_mark, covered_percent, figure_text
 from joulelab.meter.grids import Co2e, Cost, co2e_text, cost_text
 from joulelab.meter.series import Gap, Trace, load_trace
 from joulelab.runs.paths import RunPaths
@@ -46,7 +46,9 @@ class MeasureResult(Frozen):
     error: str | None
     """How it ended, if it failed."""
     energy_j: float | None
-    """Measured energy (mean over repeats if there are several); null if no sensor measured it."""
+    """The printed energy (mean over repeats if there are several); null if nothing was measured or estimated."""
+    method: Method
+    """How `energy_j` was obtained: `counter`, `integrated`, `estimated` or `missing`."""
     duration_s: float | None
     energy: EnergyFigure | None
     """Measured, else the estimate, labeled as such; with repeats, the mean and its t interval."""
@@ -59,7 +61,7 @@ class MeasureResult(Frozen):
     """Cost of `energy`; null unless energy.price is set."""
     grade: str | None = None
     total_energy_j: float | None = None
-    """Energy of the whole run, including warm-ups and overhead."""
+    """Energy of the whole run, including warm-ups and overhead, measured or estimated."""
     repetitions: tuple[Repetition, ...] = ()
     summary: RepeatSummary | None = None
     warnings: tuple[str, ...] = ()
@@ -83,13 +85,19 @@ def caveats(stages: list[StageRecord], summary: RepeatSummary | None, trace: Tra
     refresh_s = _refresh_s(trace, with_energy[0].best) if trace is not None and with_energy else 0.0
     shortest_s = min((stage.duration_s for stage in with_energy), default=math.inf)
     if shortest_s < REFRESHES_FOR_A_WINDOW * refresh_s:
+        resolution = (
+            f"a sensor that refreshes every {duration_text(refresh_s)}"
+            if with_energy[0].best.measured
+            else f"an estimate from CPU time, which is counted in steps of {duration_text(refresh_s)}"
+        )
         warnings.append(
-            f"{shortest_s:.2g} s is short for a sensor that refreshes every {refresh_s:.2g} s; "
-            f"the program should run for at least {REFRESHES_FOR_A_WINDOW * refresh_s:.2g} s"
+            f"{duration_text(shortest_s)} is short for {resolution}; "
+            f"the program should run for at least {duration_text(REFRESHES_FOR_A_WINDOW * refresh_s)}"
         )
     else:
         wide = [stage for stage in with_energy if _relative_half_width(stage.best) > LARGE_SPREAD]
-        warnings += [f"the random interval is wider than 5 % of the energy: {_why_wide(wide, trace)}"] if wide else []
+        cause = _why_wide(wide, trace, repeated=summary is not None) if wide else None
+        warnings += [f"the random interval is wider than 5 % of the energy: {cause}"] if cause else []
     return warnings
 
 
@@ -97,8 +105,11 @@ def _relative_half_width(figure: EnergyFigure) -> float:
     return (figure.half_width_j or 0.0) / abs(figure.energy_j) if figure.energy_j else 0.0
 
 
-def _why_wide(stages: list[StageRecord], trace: Trace | None) -> str:
-    """The cause of a wide interval and the remedy: measuring longer reduces only the sampling error."""
+def _why_wide(stages: list[StageRecord], trace: Trace | None, repeated: bool) -> str | None:
+    """The cause of a wide interval and the remedy: measuring longer reduces only the sampling error.
+
+    None if it is the sampling error of repeats: their mean has an interval of its own, which contains it.
+    """
     gaps = trace.gaps if trace is not None else ()
     faults = [
         gap.reason for stage in stages for gap in gaps if _concerns(gap, stage.best.sources) and _during(gap, stage)
@@ -109,7 +120,12 @@ def _why_wide(stages: list[StageRecord], trace: Trace | None) -> str:
     if max(causes, key=lambda error: error.half_width_j).name == "missing time":
         covered = min(stage.best.coverage for stage in stages)
         return f"the sensor was read during only {covered_percent(covered)} of the time; repeat the measurement"
-    return "the program is short compared with the sampling interval; measure longer, or set a smaller --interval"
+    if repeated:
+        return None
+    return (
+        "readings are too far apart to resolve the start and the end of the program; "
+        "measure longer, or set a smaller --interval"
+    )
 
 
 def _concerns(gap: Gap, sources: tuple[str, ...]) -> bool:
@@ -148,8 +164,8 @@ def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
     stages = record.repetitions
     program = program_energy(record)
     energy = program.energy if program else None
+    shown = record.best_energy
     successful = [stage for stage in stages if stage.status == "done"] or stages
-    measured = [stage.energy_j for stage in successful if stage.energy_j is not None and stage.best.measured]
     return MeasureResult(
         run_id=record.run_id,
         folder=str(folder),
@@ -158,7 +174,8 @@ def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
         status=record.status,
         exit_code=exit_code,
         error=record.error.message if record.error else None,
-        energy_j=sum(measured) / len(measured) if measured else None,
+        energy_j=shown.energy_j,
+        method=shown.method,
         duration_s=sum(stage.duration_s for stage in successful) / len(successful) if successful else None,
         energy=energy,
         energy_kwh=energy.energy_j / J_PER_KWH if energy and energy.energy_j is not None else None,
@@ -186,12 +203,9 @@ def answer_text(record: RunRecord) -> str:
     if energy.energy_j is None:
         return f"energy {figure_text(energy)}; {duration_text(duration_s)}"
     bound = bound_mark(energy)
-    parts = [
-        figure_text(energy),
-        bound + kwh_text(energy.energy_j),
-        f"mean {power_text(energy.mean_power_w(duration_s))}",
-        duration_text(duration_s),
-    ]
+    derived = [bound + kwh_text(energy.energy_j), f"mean {power_text(energy.mean_power_w(duration_s))}"]
+    # nothing follows from an energy below the resolution
+    parts = [figure_text(energy), *([] if energy.is_unresolved else derived), duration_text(duration_s)]
     emissions, costs = record.best_co2e, record.best_cost
     if emissions is not None and record.totals is not None and record.totals.grid is not None:
         parts.append(f"{co2e_text(emissions, energy.is_lower_bound)} (grid {record.totals.grid.name})")
