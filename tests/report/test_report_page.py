@@ -10,6 +10,7 @@ import pytest
 
 from joulelab.errors import NotFoundError
 from joulelab.report.compare.run_selection import select
+from joulelab.report.opening import run_sentences
 from joulelab.report.page import chart_library, selection_page, write_page, write_report
 from joulelab.report.tables import provenance
 
@@ -188,3 +189,23 @@ def test_the_chart_library_is_kept_and_made_anew_where_the_copy_was_changed(tmp_
     chart_library.cache_clear()
     assert "vegaEmbed" in chart_library() and len(made) == 3
     chart_library.cache_clear()
+
+
+def test_tiles_name_no_single_best_method_of_equals_and_how_a_grid_is_set(made, tmp_path: Path) -> None:
+    records = [made.labels_only(0, 1000), made.distilled("response KD", 0, 1000, 131.0)]
+    text = without_library(write_report(made.write_group(tmp_path, records)))
+    assert "<span>all methods are equal</span>" in text and "sum of 2 runs" in text
+    assert "no grid was given; for France, add energy.grid=FR" in text
+
+
+def test_a_page_of_one_run_mentions_no_ratios_and_one_point_no_front(made, tmp_path: Path) -> None:
+    record = made.labels_only(0, 790)
+    assert not any("cancels in ratios" in text for text in run_sentences(record))
+    group = made.write_group(tmp_path, [record])
+    assert "Dashed: the Pareto front" not in without_library(write_report(group))
+
+
+def test_a_short_value_of_a_tile_is_on_one_line(made, tmp_path: Path) -> None:
+    text = without_library(write_report(made.write_group(tmp_path, [made.labels_only(0, 790)])))
+    assert re.search(r'<dt>Electricity</dt><dd><strong class="whole">', text)
+    assert ".tile strong.whole { white-space: nowrap; }" in text

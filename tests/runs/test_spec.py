@@ -233,3 +233,16 @@ def test_of_two_names_of_a_setting_the_one_set_later_wins(tmp_path):
     assert load_spec(str(own), {"distill": {"temperature": 5.0}}).distill.temperature == 5.0
     again = merge({"distill": {"temperature": 5.0}}, {"distill": {"kd_T": 6.0}})
     assert load_spec(str(own), again).distill.temperature == 6.0
+
+
+def test_other_data_or_another_student_drop_the_description_of_the_experiment():
+    about = load_spec("demo-kd", {}).about
+    assert "film-review" in about
+    assert load_spec("demo-kd", {"data": {"source": "sample:reviews"}, "seed": 3}).about == about
+    assert load_spec("demo-kd", {"data": {"source": "folder"}}).about == ""
+    assert load_spec("demo-kd", {"student": {"layers": [0, 1, 5]}}).about == ""
+    assert load_spec("demo-kd", {"data": {"source": "folder"}, "about": "Mine."}).about == "Mine."
+
+
+def test_every_experiment_has_a_description():
+    assert [name for name in experiment_names() if name != "base" and not read_layers(name).get("about")] == []

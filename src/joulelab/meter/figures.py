@@ -371,11 +371,15 @@ def _interval_note(figures: Iterable[EnergyFigure], with_gain: bool) -> str:
     return f"±: random 95 % interval of measured energy{gain}; total uncertainty of estimates."
 
 
-def estimate_note(figures: Iterable[EnergyFigure]) -> str:
-    """Below a table of sums and differences without ±: how uncertain they are where they are estimates; else empty."""
+def estimate_note(figures: Iterable[EnergyFigure], compared: bool = True) -> str:
+    """Below a table of sums and differences without ±: how uncertain they are where they are estimates; else empty.
+
+    `compared`: the table has ratios or counts, in which the scale error cancels.
+    """
     estimates = [figure for figure in figures if not figure.measured and uncertainty_text(figure)]
     spread = uncertainty_text(max(estimates, key=lambda one: one.total_error_rel or 0.0)) if estimates else ""
-    return f"Energy is estimated, {spread}; the scale error cancels in ratios and counts." if spread else ""
+    cancels = "; the scale error cancels in ratios and counts" if compared else ""
+    return f"Energy is estimated, {spread}{cancels}." if spread else ""
 
 
 def method_text(figure: EnergyFigure, mixed: bool = False) -> str:

@@ -20,13 +20,12 @@ from joulelab.report.compare.quality import quality_of
 from joulelab.report.energy_sums import mixes_methods, run_energy
 from joulelab.report.tables.bill_tables import EnergyBill, group_bill
 from joulelab.report.tables.inference_rows import timed_rows
-from joulelab.report.wording import grams
+from joulelab.report.wording import grams, listed
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord, program_energy
 from joulelab.units import J_PER_WH, duration_text, energy_text, kwh_text, percent_text, plural, power_text, with_prefix
 
 MOST_SENTENCES = 3
-NO_GRID = "no grid was given (energy.grid=FR)"
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,8 @@ def run_tiles(record: RunRecord) -> tuple[Tile, ...]:
     emitted = co2e(figure, totals.grid, totals.pue)
     mean = f"mean of {program.count} repeats" if program and program.count > 1 else ""
     power = power_text(figure.mean_power_w(duration_s)) if figure.energy_j is not None else ""
-    tiles = [*energy_tiles(figure, mean), _co2e_tile(figure, emitted, totals.grid)]
+    setting = "--grid FR" if program else "energy.grid=FR"
+    tiles = [*energy_tiles(figure, mean), _co2e_tile(figure, emitted, totals.grid, setting)]
     tiles.append(Tile("Time", duration_text(duration_s), f"mean power {power}" if power else ""))
     if quality is not None:
         value, _, interval = quality.text().partition(" [")
@@ -64,9 +64,11 @@ def energy_tiles(figure: EnergyFigure, remark: str = "", mixed: bool = False) ->
     return [Tile("Energy", amount_text(figure), how), Tile("Electricity", f"{mark}{kwh}", f"{mark}{wh}")]
 
 
-def _co2e_tile(figure: EnergyFigure, found: Co2e | None, grid: GridFactor | None) -> Tile:
+def _co2e_tile(figure: EnergyFigure, found: Co2e | None, grid: GridFactor | None, setting: str) -> Tile:
+    """`setting`: how a grid is set for runs of this kind."""
     if found is None:
-        return Tile("CO2e", "not computed", NO_GRID if grid is None else "there is no energy to convert")
+        no_grid = f"no grid was given; for France, add {setting}"
+        return Tile("CO2e", "not computed", no_grid if grid is None else "there is no energy to convert")
     low, high = found.co2e_g_low, found.co2e_g_high
     return Tile("CO2e", grams(low, high, figure.is_lower_bound), f"grid {grid.name}, {grid.year}" if grid else "")
 
@@ -102,14 +104,17 @@ def group_tiles(group: GroupRecord, records: Sequence[RunRecord], comparison: Co
         return (Tile("Energy", "missing", "no run has recorded energy"),)
     figure, mixed = bill.whole, mixes_methods(line.figure for line in bill.lines)
     emitted = co2e(figure, bill.grid, bill.pue)
-    runs = f"all {len(records)} runs together"
-    tiles = [*energy_tiles(figure, runs, mixed), _co2e_tile(figure, emitted, bill.grid)]
+    runs = f"sum of {len(records)} runs" if len(records) > 1 else ""
+    setting = "--grid FR" if all(map(program_energy, records)) else "energy.grid=FR"
+    tiles = [*energy_tiles(figure, runs, mixed), _co2e_tile(figure, emitted, bill.grid, setting)]
     tiles.append(Tile("Time", duration_text(sum(r.totals.duration_s for r in records if r.totals)), runs))
     measure = comparison.measure if comparison else None
     rows = [row for row in comparison.rows if row.quality is not None] if comparison else []
     if measure and rows:
-        best = max(rows, key=lambda row: measure.sign * (row.quality or 0.0))
-        tiles.append(Tile(f"Best {measure.title}", measure.text(best.quality or 0.0), best.label))
+        best = max(measure.sign * (row.quality or 0.0) for row in rows)
+        labels = [row.label for row in rows if measure.sign * (row.quality or 0.0) == best]
+        who = "all methods are equal" if len(labels) == len(rows) > 1 else listed(labels)
+        tiles.append(Tile(f"Best {measure.title}", measure.text(measure.sign * best), who))
     return (*tiles, _grade_tile(records))
 
 
@@ -123,7 +128,7 @@ def run_sentences(record: RunRecord) -> tuple[str, ...]:
     if record.error:
         doubts.append(f"It {record.status}: {record.error.message.rstrip('.')}.")
     if record.totals:
-        doubts.append(estimate_note([record.totals.best]))
+        doubts.append(estimate_note([record.totals.best], compared=False))
     if record.validity.grade and record.validity.grade != "A" and record.validity.reasons:
         doubts.append(f"Grade {record.validity.grade}: {'; '.join(record.validity.reasons).rstrip('.')}.")
     doubt = [text for text in doubts if text][:1]

@@ -22,7 +22,7 @@ from joulelab.runs.execute import execute
 from joulelab.runs.lock import FolderLocked, holding, is_held, newest_lease
 from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, make_folder, read_json, write_json
 from joulelab.runs.record import RunRecord
-from joulelab.runs.spec import RunSpec, Section, check, explain, merge, nest, overlay, read_experiment
+from joulelab.runs.spec import RunSpec, Section, check, explain, merge, nest, overlay, read_experiment, still_describes
 from joulelab.runs.store import find_folder, load_readable, load_record, run_folders, stores_of
 
 _KEYS = (
@@ -103,6 +103,9 @@ def check_group(
     if not specs:
         raise ConfigError(f"group {group.name} has no members")
     refuse_all([partial(_require_baseline, group, specs), *(found for spec in specs for found in checks(spec))])
+    settings_of = [merge(read_experiment(member.experiment), member.overrides) for member in group.members]
+    if not all(still_describes(settings, overrides) for settings in settings_of):
+        group = group.model_copy(update={"about": ""})
     return group, specs
 
 

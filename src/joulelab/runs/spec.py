@@ -330,9 +330,19 @@ def read_experiment(name: str) -> dict[str, Any]:
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """A layer of settings over another; one that names other data replaces all settings of the former data."""
     result = dict(copy.deepcopy(dict(under)))
+    if not still_describes(under, over):
+        result.pop("about", None)
     if _names_other_data(result.get("data"), over.get("data")):
         _forget_data(result)
     return overlay(result, over)
+
+
+def still_describes(under: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
+    """Whether the `about` of settings holds with a layer over them that names no other data and no other student."""
+    below, student = under.get("student"), over.get("student")
+    if isinstance(below, Mapping) and isinstance(student, Mapping) and overlay(below, student) != below:
+        return False
+    return not _names_other_data(under.get("data"), over.get("data"))
 
 
 def overlay(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from joulelab.report.tables.run_tables import header_grid
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import RunContext, SilentProgress
 from joulelab.runs.execute import execute
-from joulelab.runs.groups import create_group, execute_group, group_records
+from joulelab.runs.groups import GroupRecord, create_group, execute_group, group_records
 from joulelab.runs.index import listed_run, row_of
 from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec, run_all
 from joulelab.runs.measure.result import conclude, result_of
@@ -274,3 +274,13 @@ def test_a_program_measured_once_is_compared_without_the_start_of_the_meter(tmp_
     often, _ = measured(tmp_path, "often", machine, repeat=4)
     row = select(tmp_path, [once.run_id, often.run_id], "once").comparison(tmp_path).row("often")
     assert row.student_ratio.ratio.value == pytest.approx((500 * 202 * 200 * 201) ** 0.25 / 500, rel=1e-3)
+
+
+def test_an_interrupted_program_has_the_same_energy_in_a_comparison_as_in_a_listing(tmp_path, machine):  # noqa: F811
+    record, _ = measured(tmp_path, "short", machine, repeat=2, warmup=1)
+    killed = record.model_copy(update={"status": "truncated"})
+    group = GroupRecord(
+        group_id="g", name="g", about="", created_at=killed.created_at, baseline="short", members=(), varying={}
+    )
+    (incomplete,) = compare(group, [killed], tmp_path).incomplete
+    assert incomplete.own == killed.best_energy != killed.totals.best

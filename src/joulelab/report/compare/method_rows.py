@@ -347,7 +347,7 @@ def seed_of(record: RunRecord) -> int:
 
 def _incomplete(group: GroupRecord, records: Sequence[RunRecord]) -> tuple[IncompleteRun, ...]:
     found = [
-        IncompleteRun(record.run_id, record.label, seed_of(record), _why_incomplete(record), run_energy(record).own)
+        IncompleteRun(record.run_id, record.label, seed_of(record), _why_incomplete(record), record.best_energy)
         for record in records
         if record.status != "done"
     ]

@@ -63,12 +63,14 @@ def quality_against_energy(comparison: Comparison) -> Figure | None:
     lower_bounds = [row.label for row in rows if row.with_teacher.is_lower_bound]
     unmetered = f" {listed(lower_bounds)}: a lower bound, so not on the front." if lower_bounds else ""
     front = "Dashed: the Pareto front over the methods' means; whatever is not on it is beaten by another in both."
+    if len(rows) == 1:
+        front = ""
     return Figure(
         title="Quality against energy",
         spec=finish(moving(chart), 340),
         description=f"{measure.axis} against energy, teacher included. {'; '.join(described)}.",
         caption="One mark per run. Filled: teacher included; hollow: without it; the thin line between them is the "
-        f"teacher's work.{bars} {no_front or front + unmetered}{bounds_caption(bounds)}",
+        f"teacher's work.{bars} {no_front or (front + unmetered).strip()}{bounds_caption(bounds)}",
         height=340,
         name="quality-against-energy",
         log_axis="x",
