@@ -22,8 +22,20 @@ from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The closest known name, or None if nothing is close."""
     by_lower = {known.lower(): known for known in names}
+    abbreviated = next((known for known in by_lower.values() if is_abbreviation(name, known)), None)
+    if abbreviated is not None and name.lower() not in by_lower:
+        return abbreviated
     matches = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
     return by_lower[matches[0]] if matches else None
+
+
+def is_abbreviation(name: str, known: str) -> bool:
+    """Whether a name consists of the initials of a known one: `lr` of learning_rate, also after the same section."""
+    section, _, short = name.rpartition(".")
+    known_section, _, long = known.rpartition(".")
+    words = long.split("_")
+    initials = "".join(word[:1] for word in words)
+    return section == known_section and len(words) > 1 and short.lower() == initials.lower()
 
 
 def unknown(kind: str, name: str, names: Iterable[str], hint: str = "") -> NotFoundError:

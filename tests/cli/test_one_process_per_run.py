@@ -133,5 +133,5 @@ def test_resuming_a_measured_program_is_refused_and_changes_nothing(tmp_path):
     before = (folder / "run.json").read_bytes()
     done = subprocess.run([*run, "run", "--resume", "last"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "cannot be restarted" in done.stderr
+    assert "cannot be restarted from its run directory" in done.stderr
     assert (folder / "run.json").read_bytes() == before

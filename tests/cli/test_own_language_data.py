@@ -62,7 +62,11 @@ def test_problems_of_conversations_come_at_once(tmp_path, monkeypatch, llama):
         "device=cuda",
     )  # fmt: skip
     assert done.returncode == 2
-    for problem in ("none of which is known", "student.layers [0, 9] cannot be taken", "no NVIDIA GPU was found"):
+    for problem in (
+        "a row has the columns question, which are neither a conversation nor a text",
+        "student.layers [0, 9] cannot be taken",
+        "no NVIDIA GPU was found",
+    ):
         assert problem in done.stderr
     assert not (tmp_path / "runs").exists()
     few = chats(tmp_path / "few.jsonl", range(80))

@@ -12,6 +12,8 @@ from commands import joulelab, joulelab_here
     ("words", "message"),
     [
         (["demo-kd", "training.learnig_rate=1"], "did you mean training.learning_rate?"),
+        (["demo-kd", "training.lr=1"], "unknown setting training.lr; did you mean training.learning_rate?"),
+        (["demo-kd", "lr=1"], "unknown setting lr; did you mean training.learning_rate?"),
         (["demo-kd", "training.epochs=[1, 2]"], "training.epochs: expected a number, found a list [1, 2]"),
         (["demo-kd", "evaluators=[sise]"], "unknown evaluator 'sise'; did you mean 'size'?"),
         (["demo-kd", "evaluators=[./mine.py]"], "mine.py"),
@@ -98,7 +100,8 @@ def test_a_grade_that_does_not_exist_is_refused(tmp_path):
         (["run", "demo-kd", "--dryrun"], "joulelab run has no option --dryrun; did you mean --dry-run?", "--help"),
         (["measure", "--repeat", "x", "--", "true"], "--repeat: expected a whole number, found the text 'x'", "--help"),
         (["plot", "a", "--x", "y"], "--x: 'y' is not one of 'elapsed', 'wall'", "`joulelab plot --help`"),
-        (["show"], "name is missing", "Run or group: id"),
+        (["show"], "name is missing", "or `last`; `joulelab show --help`"),
+        (["new", "compare", "a.yaml", "--data", "x", "--seeds", "0"], "than or equal to 1, found 0", "--help"),
         (["runs", "--runs-dir"], "Option '--runs-dir' requires an argument", "--help"),
         (["rnu"], "No such command 'rnu'. Did you mean 'run'?", "`joulelab --help`"),
         (["prepare", "binarise"], "No such command 'binarise'", "`joulelab prepare --help`"),
@@ -111,6 +114,15 @@ def test_command_line_errors_have_the_form_of_all_errors(tmp_path, words, messag
     assert done.returncode == 2 and done.stdout == ""
     assert first.startswith("error: ") and message in first
     assert second.startswith("hint: ") and hint in second
+
+
+@pytest.mark.parametrize(("words", "code"), [([], 0), (["new"], 2), (["samples"], 2), (["prepare"], 2)])
+def test_without_a_command_the_help_is_printed_and_no_error(words, code):
+    done = joulelab_here(*words)
+    printed = done.stdout if code == 0 else done.stderr
+    assert done.returncode == code
+    assert printed.startswith(f"Usage: {' '.join(['joulelab', *words])} ")
+    assert "error:" not in printed and "hint:" not in printed
 
 
 def test_a_verb_that_ends_with_a_code_still_does(tmp_path):
@@ -255,6 +267,8 @@ def test_explain_describes_a_setting_and_suggests_the_nearest_name():
     wrong = joulelab_here("explain", "distill.temperatur")
     assert wrong.returncode == 2
     assert "did you mean 'distill.temperature'" in wrong.stderr
+    assert "did you mean 'training.learning_rate'" in joulelab_here("explain", "training.lr").stderr
+    assert "training.learning_rate" in joulelab_here("explain", "lr").stdout
 
 
 @pytest.mark.parametrize("verb", [["run", "demo-labels"], ["measure", "--", "true"]])

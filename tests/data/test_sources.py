@@ -97,3 +97,10 @@ def test_a_changed_byte_a_changed_name_or_one_more_file_changes_the_hash(tmp_pat
 def test_a_missing_path_has_no_hash(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="gone"):
         content_hash(tmp_path / "gone")
+
+
+def test_a_name_in_an_existing_folder_may_be_a_mistyped_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert f"there is no file or folder {tmp_path / 'folder' / 'nope'}" in sources.hub_hint("folder/nope")
+    assert "there is no file" not in sources.hub_hint("org/nope")

@@ -213,3 +213,17 @@ def test_an_address_that_never_answers_is_waited_for_briefly(monkeypatch):
     started = time.monotonic()
     assert not hub.reachable(patience_s=0.1)
     assert time.monotonic() - started < 2
+
+
+def test_a_row_with_other_keys_is_not_taken_for_an_incomplete_file(tmp_path):
+    from joulelab.infer.config import read_prompts
+
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"question": "why?"}\n')
+    with pytest.raises(ConfigError, match="row 1 has question, expected prompt, text, messages") as refusal:
+        read_prompts(path)
+    assert refusal.value.hint == "correct that row"
+    path.write_text('{"prompt": "why?"}\n{"prompt": "wh')
+    with pytest.raises(ConfigError, match="line 2 is not JSON") as refusal:
+        read_prompts(path)
+    assert refusal.value.hint == "check that the file is complete"

@@ -104,7 +104,7 @@ def test_a_whole_name_comes_before_names_that_begin_with_it(store):
 
 def test_a_folder_that_is_no_run_is_reported_as_none(store, tmp_path):
     create_run(store, load_spec("demo-kd"))
-    with pytest.raises(NotFoundError, match=r"a folder without run\.json"):
+    with pytest.raises(NotFoundError, match=r"a directory without run\.json"):
         find_folder(store, str(tmp_path))
 
 

@@ -144,6 +144,10 @@ def main() -> None:
         code = app(prog_name="joulelab", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except _BadCommandLine as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help of the command
+            is_whole_program = error.ctx.parent is None
+            print(error.ctx.get_help(), file=sys.stdout if is_whole_program else sys.stderr)
+            sys.exit(0 if is_whole_program else UsageError.exit_code)
         exit_with(usage_error(error))
     except typer.Abort:
         exit_with(JoulelabError("aborted"))
@@ -176,7 +180,7 @@ def usage_error(error: Any) -> UsageError:
         return UsageError(error.message.rstrip("."), hint)
     name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar or parameter.name
     if not error.message:
-        return UsageError(f"{name} is missing", f"{parameter.help}; {hint}" if parameter.help else hint)
+        return UsageError(f"{name} is missing", f"{parameter.help.rstrip('.')}; {hint}" if parameter.help else hint)
     problems = error.__cause__.errors() if hasattr(error.__cause__, "errors") else []
     if not problems or problems[0]["type"] == "value_error":  # a validator with its own message, or an older typer
         return UsageError(f"{name}: {error.message.removeprefix('Value error, ').rstrip('.')}", hint)

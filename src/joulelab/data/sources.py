@@ -48,15 +48,16 @@ def parse(name: str) -> Source:
 def refuse_missing_file(name: str) -> None:
     """Refuse a name of the form of a hub id whose folder is here, as in `folder/nope`: a mistyped path. Only for names
     that are not in the hub's cache: a folder of this machine may have the name of an organization."""
-    path = Path(name).expanduser()
-    if "/" in name and path.parent.is_dir():
-        raise NotFoundError(f"there is no file or folder {path.absolute()}", _EXPECTED)
+    if _is_in_a_folder(name):
+        raise NotFoundError(f"there is no file or folder {Path(name).expanduser().absolute()}", _EXPECTED)
 
 
 def hub_hint(name: str) -> str:
     """Hint for a name that the hub did not return; a missing `sample:` is the likeliest mistake."""
     if name in samples.SAMPLES:
         return f"did you mean '{SAMPLE_PREFIX}{name}'?"
+    if _is_in_a_folder(name):
+        return f"if it is a path: there is no file or folder {Path(name).expanduser().absolute()}"
     return f"offline, use a local path or a sample ({', '.join(SAMPLE_PREFIX + s for s in samples.SAMPLES)})"
 
 
@@ -80,6 +81,10 @@ def content_hash(path: Path) -> str:
 
 def _looks_like_a_path(text: str) -> bool:
     return text.startswith((".", "/", "~")) or text.lower().endswith(_DATA_SUFFIXES) or text.count("/") > 1
+
+
+def _is_in_a_folder(name: str) -> bool:
+    return "/" in name and Path(name).expanduser().parent.is_dir()
 
 
 def _file_digest(path: Path) -> bytes:

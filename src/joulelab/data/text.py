@@ -329,7 +329,13 @@ def unreadable(path: Path, error: Exception) -> ConfigError:
             f"invalid at position {error.start}",
             f"convert it, for example from Latin-1: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}",
         )
-    return ConfigError(f"{path.absolute()} cannot be read: {error}", "check that the file is complete")
+    # A plain ValueError describes a row that was read: what it has and what was expected.
+    hint = "correct that row" if type(error) is ValueError else "check that the file is complete"
+    return ConfigError(f"{path.absolute()} cannot be read: {error}", hint)
+
+
+class _NotJson(ValueError):
+    pass
 
 
 def json_line(text: str, number: int) -> Any:
@@ -337,7 +343,7 @@ def json_line(text: str, number: int) -> Any:
     try:
         return parsed_json(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"line {number} is not JSON: {error.msg}, at column {error.colno}") from None
+        raise _NotJson(f"line {number} is not JSON: {error.msg}, at column {error.colno}") from None
 
 
 def parsed_json(text: str) -> Any:

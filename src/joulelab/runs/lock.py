@@ -239,7 +239,7 @@ def _acquire(folder: Path) -> FolderLock | None:
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise UsageError(f"cannot lock {folder}: {error.strerror}", "the run folder must be writable") from None
+        raise UsageError(f"cannot lock {folder}: {error.strerror}", "the run directory must be writable") from None
     try:
         locked = _try_lock(descriptor)
         if locked is False:

@@ -81,7 +81,7 @@ def require_no_runs(folder: Path) -> None:
     runs = sorted(path for path in folder.glob("*") if path.name == GROUPS_FOLDER or (path / "run.json").exists())
     if runs:
         raise UsageError(
-            f"{folder} is a store with runs ({_first_names(runs)}), not a run folder",
+            f"{folder} is a store with runs ({_first_names(runs)}), not a run directory",
             f"write the run into that store with --runs-dir {folder}, or choose a subfolder: {folder / 'mine'}",
         )
 

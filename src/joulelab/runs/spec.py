@@ -86,14 +86,24 @@ def expected_and_found(finding: Mapping[str, Any]) -> str:
     """One pydantic error without its key: `expected a number greater than 0, found -1`."""
     expected = _EXPECTED.get(finding["type"]) or finding["msg"].removeprefix("Input should be ")
     if expected.startswith(("greater than", "less than")):
-        expected = f"a number {expected}"
+        # an option of the command line arrives as text, and is a number where only its size is wrong
+        return f"expected a number {expected}, found {finding['input']}"
     return f"expected {expected}, found {brief(finding['input'])}"
 
 
 def _elsewhere(model: type[BaseModel], name: str) -> str | None:
     """The same name in another section: `learning_rate` is `training.learning_rate`."""
-    found = [row.key for row in _walk(model, "") if row.key.endswith(f".{name}")]
-    return min(found, key=_remoteness) if found else None
+    found = _keys_named(name, (row.key for row in _walk(model, "")))
+    return found[0] if found else None
+
+
+def _keys_named(name: str, keys: Iterable[str]) -> list[str]:
+    """Keys that end with this name, or if there are none, with a name that it abbreviates (`lr`)."""
+    by_name = [(key, key.rpartition(".")[2]) for key in keys if "." in key]
+    found = [key for key, last in by_name if last == name] or [
+        key for key, last in by_name if lookup.is_abbreviation(name, last)
+    ]
+    return sorted(found, key=_remoteness)
 
 
 def _remoteness(key: str) -> tuple[bool, bool, int]:
@@ -517,7 +527,7 @@ def explained(key: str = "", pipeline: str | None = None) -> Explained:
     if not having:
         _require_no_other_name(key, names)
         known = {row.key for rows in all_rows.values() for row in rows}
-        same_name = sorted((known_key for known_key in known if known_key.endswith(f".{key}")), key=_remoteness)
+        same_name = _keys_named(key, sorted(known))
         if same_name:
             return replace(explained(same_name[0]), same_name=tuple(same_name[1:]))
         raise lookup.unknown("setting", key, known, f"pipelines, for --pipeline: {', '.join(names)}")

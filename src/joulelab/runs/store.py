@@ -69,7 +69,8 @@ def find_folder(store: Path, name: str) -> Path:
         return Path(os.path.abspath(path))  # noqa: PTH100 (`.` and `..` have no name, and a link keeps its own)
     if "/" in name and path.is_dir():
         raise NotFoundError(
-            f"{name} is a folder without run.json or group.json", "pass a run folder, not the store that contains it"
+            f"{name} is a directory without run.json or group.json",
+            "pass a run directory, not the store that contains it",
         )
     folders = [*run_folders(store), *group_folders(store)]
     if name == "last" and folders:

@@ -100,8 +100,8 @@ def row_of(record: Record, dropped: Counter[str], only_correct: bool = True) -> 
         return None
     if text is None:
         raise ConfigError(
-            f"a row has the columns {', '.join(record) or 'none'}, none of which is known",
-            "expected messages, or prompt and response, or problem and generations, or text",
+            f"a row has the columns {', '.join(record) or 'none'}, which are neither a conversation nor a text",
+            "expected messages, or prompt and response, or question and answer, or problem and generations, or text",
         )
     if not _words(text, "text").strip():
         dropped["empty"] += 1

@@ -42,7 +42,7 @@ class MeasureSpec(RunSpec):
 def not_restartable() -> UsageError:
     """The folder has only a redacted command, and no code of a `with` block: neither can be restarted from it."""
     return UsageError(
-        "a measured program cannot be restarted from its run folder", "run `joulelab measure -- COMMAND` again"
+        "a measured program cannot be restarted from its run directory", "run `joulelab measure -- COMMAND` again"
     )
 
 
