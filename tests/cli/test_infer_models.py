@@ -34,6 +34,12 @@ def test_three_models_in_one_table_where_one_fails_and_the_others_are_measured(t
     heading = next(line for line in shown.stdout.splitlines() if "Model" in line)
     assert heading.split()[:3] == ["Model", "gross", "ms"]
     assert "failed: " in shown.stdout and "./three.py" in shown.stdout
+    compared = joulelab_here("compare", found["group"], "--runs-dir", store, cwd=tmp_path)
+    assert (compared.returncode, compared.stdout) == (0, shown.stdout), compared.stderr
+    refused = joulelab_here("compare", found["group"], "--format", "markdown", "--runs-dir", store, cwd=tmp_path)
+    assert refused.returncode == 2 and "several models" in refused.stderr and "joulelab show" in refused.stderr
+    one = joulelab_here("show", found["models"][0]["run_id"], "-q", "--runs-dir", store, cwd=tmp_path).stdout
+    assert " per row, estimated; median latency " in one and one.index(" per row") < one.index("whole run: ")
     page = (store / "groups" / found["group"] / "report.html").read_text()
     assert "Inference of models" in page and "Lowest energy per row" in page
 

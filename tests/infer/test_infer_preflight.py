@@ -51,6 +51,7 @@ def free(monkeypatch):
     ("name", "content", "error"),
     [
         ("gone.txt", None, "there is no prompt file"),
+        ("table.csv", b"prompt\none\n", "is a .csv file, expected .txt or .jsonl"),
         ("empty.txt", b"\n \n", "has no prompts"),
         ("empty.jsonl", b"", "has no prompts"),
         ("binary.txt", b"\x89PNG\xff\xfe", "is not UTF-8 text"),

@@ -13,7 +13,7 @@ from joulelab.report.tables.grid import render_text, to_rich
 from joulelab.report.tables.inference_pair import models_data, models_grids, serving_grid
 from joulelab.report.tables.inference_rows import inference_rows, row_ratios
 from joulelab.report.tables.inference_tables import inference_grids, rows_data
-from joulelab.report.tables.run_tables import stages_grid
+from joulelab.report.tables.run_tables import run_result, stages_grid, summary_grids
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import ErrorRecord
 
@@ -197,6 +197,44 @@ def test_generated_text_of_several_models_is_compared_per_token():
     assert [cells[:2] for cells in grid.rows] == [("small", "100.0 mJ ±<0.1 %"), ("large", "200.0 mJ ±<0.1 %")]
     assert "Prompts: 5 of q.txt, 3 to 40 tokens" in grid.note
     assert "1 of them are used twice" in grid.note and "Only 2 of 3 batches were measured" in grid.note
+
+
+def test_the_first_table_of_generated_text_begins_with_energy_per_token_and_response():
+    parts = [generated(part, gross_j=joules) for part, joules in zip(PARTS, (0.5, 12.7, 13.3), strict=True)]
+    first = summary_grids(record(parts, tracker=TEXT))[0]
+    assert [column.title for column in first.columns][:3] == [
+        "Batch",
+        "Energy per\noutput token",
+        "Energy per\nresponse",
+    ]
+    assert first.rows[0][1].startswith("100") and first.rows[0][2].startswith("13.30 J")
+
+
+def test_one_token_is_singular():
+    facts = {
+        "file": "q.txt",
+        "count": 1,
+        "shortest": 1,
+        "longest": 1,
+        "repeated": 0,
+        "batches_measured": 1,
+        "batches": 1,
+    }
+    lengths = {"prompt_tokens": 1, "new_tokens": 2, "prompts": facts}
+    parts = [{**generated(part), **lengths} for part in PARTS]
+    first = inference_grids(record(parts, tracker=TEXT))[0]
+    assert "1 prompt token (mean), 2 new tokens" in first.caption
+    assert "1 of q.txt, 1 token, padded" in first.note and "1 tokens" not in first.caption + first.note
+
+
+def test_the_result_of_an_inference_run_is_energy_per_item_and_latency():
+    rows = [row(batch=1, gross_j=0.3, ms=2.0), row(batch=8, gross_j=0.2, half_j=0.01, ms=4.0)]
+    found = run_result(record(rows))
+    assert found.startswith("infer-deit-b: 200 mJ ±5 % per image, ")
+    assert "; median latency 4.00 ms (batch 8, eager, bf16; lowest of 2 rows); whole run: " in found
+    parts = [generated(part, gross_j=joules) for part, joules in zip(PARTS, (0.5, 12.7, 13.3), strict=True)]
+    assert "13.30 J" in run_result(record(parts, tracker=TEXT)).partition(" per response")[0]
+    assert "energy per image missing; median latency" in run_result(record([row(gross_j=None)]))
 
 
 def test_the_widest_tables_fit_120_columns():

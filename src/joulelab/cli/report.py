@@ -152,9 +152,17 @@ def compare(
 
     store = store_root(runs_dir)
     selection = select(store, names, baseline)
+    if selection.group.compares_inference and selection.place is not None and form == "text":
+        from joulelab.cli.browse import show_inference_group
+
+        show_inference_group(selection.place, as_json)
+        return
     if selection.group.sweep:
+        several_models = selection.group.compares_inference
         raise UsageError(
-            f"{selection.group.group_id} is a sweep, not a comparison", f"joulelab show {selection.group.group_id}"
+            f"{selection.group.group_id} is {'an inference run of several models' if several_models else 'a sweep'}; "
+            "expected runs or a group of methods to compare",
+            f"its table: joulelab show {selection.group.group_id}",
         )
     comparison = selection.comparison(store, quality, include_repeated)
     if as_json:

@@ -352,8 +352,12 @@ def read_prompts(path: Path) -> list[Prompt]:
         raise NotFoundError(f"there is no prompt file {path}", _PROMPT_HINT)
     if path.is_dir():
         raise ConfigError(f"{path} is a folder, expected a file of prompts", _PROMPT_HINT)
+    kind = path.suffix.lower()
+    if kind in (".csv", ".tsv", ".parquet", ".xlsx", ".yaml", ".yml"):
+        # as plain lines, the header and every column would be part of the prompts
+        raise ConfigError(f"{path} is a {kind} file, expected .txt or .jsonl", _PROMPT_HINT)
     try:
-        if path.suffix.lower() in (".jsonl", ".json"):
+        if kind in (".jsonl", ".json"):
             prompts = [_prompt(row, f"row {number}") for number, row in enumerate(json_rows(path), 1)]
         else:
             text = path.read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from joulelab.report.compare.comparison import Comparison
 from joulelab.report.compare.quality import quality_of
 from joulelab.report.energy_sums import mixes_methods, run_energy
 from joulelab.report.tables.bill_tables import EnergyBill, group_bill
-from joulelab.report.tables.inference_rows import timed_rows
+from joulelab.report.tables.inference_rows import best_row, rows_in_use
 from joulelab.report.wording import grams, listed
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord, program_energy
@@ -75,12 +75,11 @@ def _co2e_tile(figure: EnergyFigure, found: Co2e | None, grid: GridFactor | None
 
 def _inference_tiles(record: RunRecord) -> list[Tile]:
     """Of the row with the least energy per item."""
-    rows = [row for row in timed_rows(record).values() if row.energy and row.energy.gross().energy_j is not None]
-    if not rows:
+    best, rows = best_row(record), [row for row in rows_in_use(record) if row.energy]
+    if best is None or best.energy is None:
         return []
-    best = min(rows, key=lambda row: row.energy.gross().energy_j or 0.0 if row.energy else 0.0)
-    figure = best.energy.gross() if best.energy else None
-    remark = f"{method_text(figure) if figure else ''}, median latency {with_prefix(best.latency_s, 's')}"
+    figure = best.energy.gross()
+    remark = f"{method_text(figure)}, median latency {with_prefix(best.latency_s, 's')}"
     several = f", lowest of {len(rows)} rows" if len(rows) > 1 else ""
     return [Tile(f"Energy per {best.values['item']}", amount_text(figure), remark + several)]
 

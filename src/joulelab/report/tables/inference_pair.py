@@ -18,7 +18,6 @@ from joulelab.report.compare.differences import CPU_CONTENTION
 from joulelab.report.energy_sums import NOT_METERED, mixes_methods, parts_of, why_incomplete
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.tables.inference_rows import (
-    GENERATION,
     InferenceRow,
     Named,
     contention_notes,
@@ -26,6 +25,7 @@ from joulelab.report.tables.inference_rows import (
     energy_notes,
     inference_rows,
     input_text,
+    rows_in_use,
     where_text,
 )
 from joulelab.report.tables.inference_tables import GenerationRow, generation_rows, prompt_notes, rows_data
@@ -55,12 +55,6 @@ def _partners(row: InferenceRow, others: Sequence[InferenceRow]) -> list[Inferen
     """Rows with the same settings and norm; if none has that norm, with any."""
     alike = [other for other in others if _key(other) == _key(row)]
     return [other for other in alike if other.values["norm"] == row.values["norm"]] or alike
-
-
-def rows_in_use(record: RunRecord) -> list[InferenceRow]:
-    """Forward passes, or whole responses of a run that generated text."""
-    rows = inference_rows(record) or inference_rows(record, GENERATION)
-    return [row for row in rows if row.values.get("part", "infer") == "infer"]
 
 
 def _require_one_kind(
@@ -211,8 +205,8 @@ def pair_grid(student: RunRecord, teacher: RunRecord, found: Sequence[Pair]) -> 
         rows.append((how, f"student: {student.label}", *_cells(one.student, one.over)))
         rows.append((other, f"teacher: {teacher.label}", *_cells(one.teacher, one.over)))
         rows.append(("", "T*", NOTHING, NOTHING, _saved(one), _spent(one), _answer_text(one)))
-    rows_in_use = [(who, row) for one in found for who, row in (("student", one.student), ("teacher", one.teacher))]
-    note = "".join(f"{text} " for text in contention_notes(rows_in_use)) + (
+    named = [(who, row) for one in found for who, row in (("student", one.student), ("teacher", one.teacher))]
+    note = "".join(f"{text} " for text in contention_notes(named)) + (
         f"{_unit_note(found[0])} T*: energy of making the student, its teacher excluded, over the energy it saves per "
         "item; Fieller's 95 % interval. This table does not compare quality: T* is meaningful only if the student is "
         "good enough."

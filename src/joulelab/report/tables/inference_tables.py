@@ -31,7 +31,7 @@ from joulelab.report.tables.inference_rows import (
 from joulelab.report.tables.inference_rows import GENERATION as TRACKER
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
-from joulelab.units import count_text, percent_text, size_text, three_digits, with_prefix
+from joulelab.units import count_text, percent_text, plural, size_text, three_digits, with_prefix
 
 _WAYS = {"mode": "Mode!", "dtype": "Dtype!"}
 
@@ -99,8 +99,8 @@ def prompt_notes(rows: Sequence[InferenceRow]) -> list[str]:
         if not facts:
             continue
         text = (
-            f"Prompts: {facts['count']} of {facts['file']}, {facts['shortest']} to {facts['longest']} tokens, padded "
-            "to the longest of a batch."
+            f"Prompts: {facts['count']} of {facts['file']}, {_length_range(facts['shortest'], facts['longest'])}, "
+            "padded to the longest of a batch."
         )
         if facts["repeated"]:
             text += f" {facts['repeated']} of them are used twice to fill the last batch."
@@ -111,6 +111,15 @@ def prompt_notes(rows: Sequence[InferenceRow]) -> list[str]:
             )
         notes.append(text)
     return list(dict.fromkeys(notes))
+
+
+def _length_range(shortest: int, longest: int) -> str:
+    return plural(longest, "token") if shortest == longest else f"{shortest} to {plural(longest, 'token')}"
+
+
+def _counted(number: float, noun: str) -> str:
+    """`1 token`, `2.5 tokens`: the mean length of prompts need not be whole."""
+    return f"{number:g} {noun}{'' if number == 1 else 's'}"
 
 
 def _how(rows: Sequence[GenerationRow]) -> tuple[str, Callable[[GenerationRow], tuple[str, ...]]]:
@@ -127,35 +136,37 @@ def _common(rows: Sequence[GenerationRow]) -> str:
 
 def _time_grid(rows: Sequence[GenerationRow]) -> Grid:
     values, (how, settings_of) = rows[0].whole.values, _how(rows)
+    has_energy = any(part.energy for row in rows for _, part in row.named_parts)
     cells = [
         (
             *settings_of(row),
-            f"{1000 * row.prefill.latency_s:.4g}",
-            f"{1000 * row.prefill.values['latency']['iqr_s']:.3g}",
-            count_text(row.prefill.items_per_s * values["prompt_tokens"]),
-            f"{1000 * row.token_s:.4g}",
-            f"{1000 * row.decode.values['latency']['iqr_s'] / row.decoded:.3g}",
-            count_text(row.decode.items_per_s * row.decoded),
+            *((energy_cell(row.decode.energy, row.decoded), energy_cell(row.whole.energy)) if has_energy else ()),
+            f"{1000 * row.prefill.latency_s:.4g} ({1000 * row.prefill.values['latency']['iqr_s']:.3g})",
+            f"{1000 * row.token_s:.4g} ({1000 * row.decode.values['latency']['iqr_s'] / row.decoded:.3g})",
+            f"{count_text(row.prefill.items_per_s * values['prompt_tokens'])}, "
+            f"{count_text(row.decode.items_per_s * row.decoded)}",
             f"{row.whole.latency_s:.4g}",
             size_text(row.whole.values["memory_bytes"]),
         )
         for row in rows
     ]
+    energy = "Energy per\noutput token>|Energy per\nresponse>|" if has_energy else ""
     titles = (
-        f"{how}|First token\nmedian ms>|IQR\nms>|Prefill mean\ntokens/s>|Per token\nmedian ms>|IQR\nms>|"
-        "Decode mean\ntokens/s>|Response\nmedian s>|Memory>"
+        f"{how}|{energy}First token\nms (IQR)>|Per token\nms (IQR)>|Tokens/s\nprefill,\ndecode>|Response\ns>|Memory>"
     )
     note = "".join(f"{text} " for text in contention_notes(_named(rows))) + (
         "First token: prefill, which processes the prompt and selects the first token. Per token: steady state, "
-        f"decoding {values['new_tokens'] - 1} tokens repeatedly from the end of a prompt of "
-        f"{values['prompt_tokens']:g} tokens, with a cache of fixed size, compiled and warmed up. Tokens/s: of all "
-        "sequences of a batch, a mean over all calls, like power and energy. The mode is that of the decoding step; "
-        "prefill always runs eagerly."
+        f"decoding {_counted(values['new_tokens'] - 1, 'token')} repeatedly from the end of a prompt of "
+        f"{_counted(values['prompt_tokens'], 'token')}, with a cache of fixed size, compiled and warmed up. "
+        "Times are medians. Tokens/s: of all sequences of a batch, a mean over all calls, like power and energy. "
+        "The mode is that of the decoding step; prefill always runs eagerly."
     )
     whole = [row.whole for row in rows]
     note = " ".join([*prompt_notes(whole), note, *memory_notes(whole)])
     mean = " (mean)" if values.get("prompts") else ""
-    lengths = f"{values['prompt_tokens']:g} prompt tokens{mean}, {values['new_tokens']} new tokens"
+    lengths = (
+        f"{_counted(values['prompt_tokens'], 'prompt token')}{mean}, {_counted(values['new_tokens'], 'new token')}"
+    )
     caption = f"Generation: {where_text(values)}, {lengths}{_common(rows)}"
     return make_grid(caption, titles, cells, note)
 

@@ -21,7 +21,7 @@ from joulelab.meter.grids import cost_text
 from joulelab.report.compare.quality import quality_of, share_interval
 from joulelab.report.energy_sums import ancestor_figure, brief_missing_text, run_energy
 from joulelab.report.tables.grid import Grid, make_grid
-from joulelab.report.tables.inference_rows import InferenceRow, timed_rows
+from joulelab.report.tables.inference_rows import InferenceRow, item_answer, timed_rows
 from joulelab.report.tables.inference_tables import inference_grids
 from joulelab.report.tables.training_table import results_in_training_table, training_grids
 from joulelab.report.wording import NOTHING, gram_cell, grams, moment, rate, share
@@ -111,7 +111,8 @@ def _rank_cells(attempt: Attempt, pace: RankPace, slow: bool) -> tuple[str, ...]
 
 
 def run_result(record: RunRecord, title: str = "") -> str:
-    """The answer in one line: energy with uncertainty and method, kWh, mean power, time, quality, CO2e, grade.
+    """The answer in one line: energy with uncertainty and method, kWh, mean power, time, quality, CO2e, grade; of an
+    inference run, energy per item and latency come first.
 
     `title` replaces the label.
     """
@@ -121,6 +122,9 @@ def run_result(record: RunRecord, title: str = "") -> str:
         return f"{title or record.label}: {status}energy missing: nothing was recorded"
     missing = f"energy missing; {duration_text(record.best_duration_s)}"
     parts = [missing if record.best_energy.energy_j is None else answer_text(record)]
+    if per_item := item_answer(record):
+        # the energy of the whole run depends on how long it measured
+        parts = [per_item, f"whole run: {parts[0]}"]
     if program is not None and program.count > 1:
         parts.append(repeats_text(program))
     if quality is not None:
