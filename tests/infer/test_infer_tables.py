@@ -8,9 +8,9 @@ from inference_records import generated, record, row, stage
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare.break_even_report import serving_costs
 from joulelab.report.compare.method_rows import compare
-from joulelab.report.figures.serving_figures import joules_against_latency
+from joulelab.report.figures.serving_figures import joules_against_latency, models_against_latency
 from joulelab.report.tables.grid import render_text, to_rich
-from joulelab.report.tables.inference_pair import models_data, models_grids, serving_grid
+from joulelab.report.tables.inference_pair import models_data, models_grids, models_sentences, serving_grid
 from joulelab.report.tables.inference_rows import inference_rows, row_ratios
 from joulelab.report.tables.inference_tables import inference_grids, rows_data
 from joulelab.report.tables.run_tables import run_result, stages_grid, summary_grids
@@ -235,6 +235,22 @@ def test_the_result_of_an_inference_run_is_energy_per_item_and_latency():
     parts = [generated(part, gross_j=joules) for part, joules in zip(PARTS, (0.5, 12.7, 13.3), strict=True)]
     assert "13.30 J" in run_result(record(parts, tracker=TEXT)).partition(" per response")[0]
     assert "energy per image missing; median latency" in run_result(record([row(gross_j=None)]))
+
+
+def test_the_chart_of_models_says_what_its_bars_are_and_has_ticks_around_every_point():
+    made = []
+    for name, ms in (("deit-t", 41.0), ("deit-s", 125.0)):
+        values = row(ms=ms, gross_j=0.2, half_j=0.024)
+        values["energy"] |= {"method": "estimated", "gain_error_rel": 0.7}
+        made.append(record([values], name=name, stages=[stage(0, others_cores=1.5)]))
+    figure = models_against_latency(made)
+    assert "bars: 95 % interval of the spread between readings, without the scale error" in figure.caption
+    assert "±70 %" in figure.caption
+    axes = [layer["encoding"]["x"] for layer in figure.spec["layer"]]
+    assert all(axis["axis"]["values"] == [20, 50, 100, 200] for axis in axes)
+    assert all(axis["scale"]["domain"] == [20, 200] for axis in axes)
+    headline, contention = models_sentences(made)
+    assert "Lowest latency: deit-t" in headline and "Latencies are upper bounds" in contention
 
 
 def test_the_widest_tables_fit_120_columns():

@@ -59,7 +59,7 @@ from joulelab.report.figures.training_figures import (
 from joulelab.report.opening import Tile, group_tiles, run_sentences, run_tiles
 from joulelab.report.tables.comparison_tables import comparison_grids
 from joulelab.report.tables.grid import Cell, Grid, latex_text, to_latex
-from joulelab.report.tables.inference_pair import models_data, models_grids, models_headline
+from joulelab.report.tables.inference_pair import models_data, models_grids, models_sentences
 from joulelab.report.tables.overview_table import brief_grid, overview_grid
 from joulelab.report.tables.provenance import (
     PATH,
@@ -284,7 +284,7 @@ def _models_page(selection: Selection) -> Page:
         about=group.about,
         identity=_identity(group, records),
         tiles=group_tiles(group, records, None),
-        verdict=(models_headline(records),),
+        verdict=models_sentences(records),
         table=next(iter(models_grids(records)), None),
         provenance=provenance(records),
         grids=tuple(models_grids(records)),

@@ -5,12 +5,13 @@ Both are read from inference stages; the evaluation of a training run is not ser
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
 
-from joulelab.meter.figures import amount_text, labeled_text
+from joulelab.meter.figures import amount_text, labeled_text, relative_text
 from joulelab.report.compare.break_even_report import serving_costs
 from joulelab.report.compare.comparison import Comparison
 from joulelab.report.figures.chart_base import (
@@ -95,7 +96,7 @@ def joules_against_latency(record: RunRecord) -> Figure | None:
         title="Energy against latency",
         spec=finish(_layers(values, f"Energy per {item} ({unit}{estimated})"), HEIGHT),
         description=f"Energy per {item} against latency of a call. " + "; ".join(map(_described, rows)) + ".",
-        caption=f"One mark per row, labeled with its batch size{' x tokens' if several else ''}; bars: 95 %. "
+        caption=f"One mark per row, labeled with its batch size{' x tokens' if several else ''}; {_about_bars(rows)} "
         + _about_line(front, why_no_front(everyone), several),
         height=HEIGHT,
         name="joules-against-latency",
@@ -119,11 +120,32 @@ def models_against_latency(records: Sequence[RunRecord]) -> Figure | None:
         title="Energy against latency",
         spec=finish(_layers(values, f"Energy per {item} ({unit}{estimated})", "Model"), HEIGHT),
         description=f"Energy per {item} against latency of a call. " + "; ".join(described) + ".",
-        caption=f"One mark per model and row, labeled with its batch size{' x tokens' if several else ''}; bars: 95 %.",
+        caption=f"One mark per model and row, labeled with its batch size{' x tokens' if several else ''}; "
+        + _about_bars([row for _, row in named]),
         height=HEIGHT,
         name="joules-against-latency",
         log_axis="x",
     )
+
+
+def _about_bars(rows: Sequence[InferenceRow]) -> str:
+    """Bars are the spread within a run; the scale error is common to all marks and would hide their differences."""
+    energies = [row.energy for row in rows if row.energy]
+    bars = "bars: 95 % interval of the spread between readings"
+    scale = [energy.gain_error_rel for energy in energies if energy.gain_error_rel]
+    if not scale:
+        return f"{bars}."
+    what = "scale error of the estimate" if any(energy.estimated for energy in energies) else "gain error of the sensor"
+    return f"{bars}, without the {what} (up to ±{relative_text(max(scale))}), which cancels in ratios on one machine."
+
+
+def _ticks(values: Sequence[float]) -> list[float]:
+    """1, 2 and 5 times powers of ten, from at or below the smallest value to at or above the largest."""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    steps = [float(f"{digit}e{power}") for power in range(low, high + 1) for digit in (1, 2, 5)]
+    first = max(index for index, step in enumerate(steps) if step <= min(values))
+    last = min(index for index, step in enumerate(steps) if step >= max(values))
+    return steps[first : max(last, first + 1) + 1]
 
 
 def _about_line(front: Sequence[InferenceRow], why_not: str, several: bool) -> str:
@@ -153,7 +175,13 @@ def _point(row: InferenceRow, factor: float, on_front: bool, with_tokens: bool) 
 
 def _layers(values: Sequence[dict[str, Any]], title: str, who: str = "Way") -> Any:
     domain, colors, shapes = label_scales([value["way"] for value in values])
-    x = alt.X("ms:Q", title="Median latency of a call (ms)", scale=alt.Scale(type="log", nice=False, padding=20))
+    ticks = _ticks([value["ms"] for value in values])
+    x = alt.X(
+        "ms:Q",
+        title="Median latency of a call (ms)",
+        scale=alt.Scale(type="log", nice=False, padding=20, domain=[ticks[0], ticks[-1]]),
+        axis=alt.Axis(values=ticks, format="~g"),
+    )
     y = alt.Y("energy:Q", title=title, scale=alt.Scale(zero=True))
     base = alt.Chart(alt.Data(values=list(values)))
     solid = alt.Legend(symbolOpacity=1)  # otherwise it has the opacity of the faintest layer

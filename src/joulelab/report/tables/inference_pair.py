@@ -346,6 +346,12 @@ def models_headline(records: Sequence[RunRecord]) -> str:
     return f"Lowest energy per {item}: {_named_row(least)}, {energy_cell(least[1].energy)}. {words}"
 
 
+def models_sentences(records: Sequence[RunRecord]) -> tuple[str, ...]:
+    """The headline, and what makes the latencies doubtful."""
+    named = [(record.label, row) for record in records for row in rows_in_use(record)]
+    return models_headline(records), *contention_notes(named)
+
+
 def _named_row(one: tuple[str, InferenceRow]) -> str:
     return f"{one[0]} (batch {one[1].values['batch_size']}, {one[1].name})"
 
