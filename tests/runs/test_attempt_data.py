@@ -178,6 +178,22 @@ def test_a_stage_that_begins_anew_lost_all_of_its_first_attempt(play):
     assert record.stage("student.train").tokens == 10_000
 
 
+def test_a_stage_done_anew_is_complete_and_comes_after_what_it_uses(play):
+    def prepared(run):
+        with run.stage("data.preprocess"):
+            play.machine.work(2)
+        train(play, 0, -8)(run)
+
+    with pytest.raises(EndedBySignal):
+        play(prepared)
+    record = play.again(train(play, 0, 10))
+    trained = record.stage("student.train")
+    assert not trained.best.is_lower_bound and trained.best.coverage == pytest.approx(1.0)
+    names = [stage.name for stage in record.stages]
+    assert names.index("data.preprocess") < names.index("student.train")
+    assert len({segment.attempt for segment in trained.segments}) == 1
+
+
 def test_attempts_that_kept_nothing_are_lost_whole_and_the_one_before_up_to_its_checkpoint(play):
     with pytest.raises(EndedBySignal):
         play(train(play, 0, -35))

@@ -244,6 +244,10 @@ def _stage_records(attempts: list[AttemptData], frame: _Frame) -> tuple[StageRec
     for attempt in attempts:
         for stage, windows in attempt.windows.items():
             windows_by_stage.setdefault(stage, []).append((attempt, windows))
+    # An attempt that lost all its work on a stage has no time in it: that energy is in the repeated stage, not missing.
+    windows_by_stage = {
+        stage: [part for part in parts if part[1]] or parts for stage, parts in windows_by_stage.items()
+    }
     overhead = [(attempt, attempt.overhead_windows) for attempt in attempts]
     # By attempt first: monotonic stamps of different boots or hosts cannot be compared.
     rows = sorted(windows_by_stage.items(), key=lambda row: (row[1][0][0].number, row[1][0][1][:1]))
