@@ -9,4 +9,5 @@ def test_a_stage_with_an_early_message_prints_its_duration_at_its_end(capsys):
         watching.write("taking the step apart")
         assert capsys.readouterr().err == "taking the step apart\n"
         watching.finish()
-    assert capsys.readouterr().err.split() == ["model.train.phases", "0.0", "s"]
+    name, *duration = capsys.readouterr().err.split()
+    assert name == "model.train.phases" and duration[-1] == "ms"

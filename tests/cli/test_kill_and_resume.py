@@ -96,7 +96,7 @@ def wait_for_step(run, store, step):
 
 
 def student_rows(store, name):
-    """What the student's training told; a last line that is still being written is left out."""
+    """Metrics of the student's training; a last line that is still being written is left out."""
     texts = [metrics.read_text() for metrics in store.glob(f"{name}-*/metrics.jsonl")]
     lines = [line for text in texts for line in text.splitlines(keepends=True) if line.endswith("\n")]
     return [row for row in map(json.loads, lines) if row["stage"] == "student.train"]
@@ -118,7 +118,8 @@ def test_kill_9_of_the_group_keeps_the_joules(killed):
     train = student_stage(record)
     assert train["status"] == "truncated"
     assert train["best"]["energy_j"] > 0
-    assert train["best"]["coverage"] > 0.9
+    # The estimate is read every 0.5 s, so at most about one reading is missing at the kill.
+    assert (1 - train["best"]["coverage"]) * train["duration_s"] < 1.0
     segment = train["segments"][-1]
     ended_at = datetime.fromisoformat(segment["started_at"]).timestamp() + segment["duration_s"]
     assert abs(killed_at - ended_at) < 1.0
