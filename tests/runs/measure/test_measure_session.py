@@ -213,8 +213,8 @@ def test_the_last_line_answers_energy_kwh_power_duration_co2e_and_cost_and_show_
     last = done.stderr.splitlines()[-1]
     number = r"[\d.e-]+"
     expected = (
-        rf"joulelab: python3?[\d.]*: {number} m?J ±\d+ %, estimated; {number} kWh; mean {number} W; {number} s; "
-        rf"{number} (µgCO2e )?to {number} (µ|m)gCO2e \(grid France\); {number} to {number} EUR; grade C"
+        rf"joulelab: python3?[\d.]*: {number} m?J ±(\d+ %|{number} m?J), estimated; {number} kWh; mean {number} W; {number} s; "
+        rf"{number} (µ?gCO2e )?to {number} (µ|m)gCO2e \(grid France\); {number} to {number} EUR; grade C"
     )
     assert re.fullmatch(expected, last), last
     answer = last.partition(": ")[2].partition(": ")[2].removesuffix("; grade C")

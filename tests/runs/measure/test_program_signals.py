@@ -100,7 +100,7 @@ def test_killing_measure_ends_the_program_its_children_and_the_recorder(store):
         wait_for(lambda pid=process.pid: is_gone(pid), 8)
     words = [sys.executable, "-m", "joulelab", "show", str(only_folder(store))]
     shown = subprocess.run(words, capture_output=True, text=True)
-    assert "truncated" in shown.stdout and "program.run" in shown.stdout
+    assert "truncated" in shown.stdout and "program" in shown.stdout
 
 
 def test_what_nohup_ignores_stays_ignored_for_the_program(store):
