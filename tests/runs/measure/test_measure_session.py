@@ -226,7 +226,7 @@ def test_the_last_line_answers_energy_kwh_power_duration_co2e_and_cost_and_show_
     assert "far below tools that add constants for memory" in done.stderr
     summary = json.loads((only_folder(store) / "experiment_summary.json").read_text())
     assert summary["program_energy_j"] == record(store)["stages"][0]["best"]["energy_j"]
-    assert summary["total_cost_high"] > summary["total_cost_low"] > 0
+    assert summary["total_cost_high"] > summary["total_cost_low"] >= 0
 
 
 def test_with_repeats_the_answer_is_their_mean_everywhere(store, joulelab):
