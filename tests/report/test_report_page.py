@@ -127,7 +127,7 @@ def measured_program(made, label: str, command: tuple[str, ...], joules: float =
 
 
 def test_no_absolute_path_is_in_a_command_to_reproduce(made) -> None:
-    program = measured_program(made, "train", ("python", "/home/me/work/train.py", "--data=/scratch/x/reviews.csv"))
+    program = measured_program(made, "train", ("python", "/data/programs/train.py", "--data=/data/texts/reviews.csv"))
     command = provenance.reproduce_command(program)
     assert command == "joulelab measure --warmup=2 -- python PATH/train.py --data=PATH/reviews.csv"
     assert provenance.portable('"~/data/a.csv"') == '"PATH/a.csv"'

@@ -33,7 +33,7 @@ class JobScript:
     one_node: bool = False
     """Use a single node, for jobs that prepare data or write a report."""
     measured: bool = True
-    """False for a report, which needs no node of its own."""
+    """False for a report, which needs no separate node."""
     restartable: bool = True
     """Whether the job can be requeued; a measured program would start again from the beginning."""
 

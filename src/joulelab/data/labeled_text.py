@@ -169,7 +169,7 @@ def _named_parts(settings: LabeledSource) -> TableParts:
     for split, file in files.items():
         single = read_parts(file, "all", choice)
         if set(single.parts) != {UNSPLIT}:
-            raise ConfigError(f"data.{split}={file} has splits of its own", "name a single file, or set data.source")
+            raise ConfigError(f"data.{split}={file} already has splits", "name a single file, or set data.source")
         parts[split], names[split] = single.parts[UNSPLIT], file
         notes += single.notes
     if files and UNSPLIT in parts:
@@ -235,7 +235,7 @@ def _hashed_splits(found: TableParts, settings: LabeledSource) -> Splits:
     if settings.train or sources.parse(settings.source).kind != "sample":
         dropped = columns.rows - len(data)
         repeated = f"; {dropped:,} repeated or contradictory rows were dropped" if dropped else ""
-        notes.append(f"{source} has no splits of its own: split by the hash of each text ({shares}){repeated}")
+        notes.append(f"{source} has no splits: split by the hash of each text ({shares}){repeated}")
     return Splits(chosen["train"], chosen["validation"], chosen["test"], tuple(notes))
 
 

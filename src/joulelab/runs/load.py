@@ -118,7 +118,7 @@ class LoadedRuns(Sequence[LoadedRun]):
 
 
 def _row(columns: Mapping[str, Column], of: Any) -> Row:
-    """Values as pandas takes them: nested settings are left out, results become columns of their own."""
+    """Values as pandas takes them: nested settings are left out, each result becomes a column."""
     row: Row = {}
     for name, column in columns.items():
         if column.kind == RESULTS:

@@ -208,7 +208,7 @@ def rows_of(
 ) -> Iterator[Row]:
     """The rows of a source (sample, file, folder or hub dataset).
 
-    Splits of its own, and `files` that the user names for a split, are kept as they are; rows without a split are
+    Existing splits, and `files` that the user names for a split, are kept as they are; rows without a split are
     divided by the hash of each row's question.
 
     `subset` is the configuration of a hub dataset, or short, long, all of sample:reviews; `form` selects plain texts or
@@ -248,7 +248,7 @@ def _split_rows(
     rows = _read(whole, subset if whole == source else "all", only_correct, dropped, choice=choice)
     if split == "train" and "test" in held_out:
         return _some_of(rows, None, whole, dropped)
-    if split == "train" and held_out:  # with validation rows of their own, only test rows are held out
+    if split == "train" and held_out:  # with validation rows given, only test rows are held out
         return _some_of((row for row in rows if split_of(row_id(row)) != "test"), None, whole, dropped)
     return _some_of(rows, split, whole, dropped)
 

@@ -56,9 +56,7 @@ def _report_splits(context: CausalContext, data: Artifact, own: set[str]) -> Non
     notes = []
     if TEST not in own:
         where = settings.files.get(TRAIN, settings.source)
-        notes.append(
-            f"{where} has no test split of its own: about a fifth is held out by the hash of each text or question"
-        )
+        notes.append(f"{where} has no test split: about a fifth is held out by the hash of each text or question")
     names: tuple[Split, ...] = (TRAIN, *((VALIDATION,) if VALIDATION in own else ()), TEST)
     sizes: dict[str, int] = {name: len(context.documents(data, name)) for name in names}
     context.runner.report_data(sizes, notes, duplicates)

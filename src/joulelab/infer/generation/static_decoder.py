@@ -436,7 +436,7 @@ def supports_static_decoder(model: Any) -> bool:
     try:
         return _same_logits(model)
     except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError, NotImplementedError):
-        return False  # a model with an attention of its own
+        return False  # a model with custom attention
 
 
 @torch.no_grad()

@@ -223,7 +223,7 @@ def _unused_gpu(record: RunRecord) -> str:
 
 
 def _total_rows(record: RunRecord, whole_run: bool) -> list[tuple[str, str]]:
-    """`whole_run`: the energy of the measured program is in a row of its own, and these rows include more than that."""
+    """`whole_run`: the energy of the measured program is in a separate row, and these rows include more than that."""
     totals = record.totals
     assert totals is not None
     energy = brief_missing_text(record, totals.figure) or figure_text(totals.figure) + _unused_gpu(record)
