@@ -101,10 +101,7 @@ def test_without_splits_the_hash_decides_and_reports_it(tmp_path):
     found = load_splits(settings(source=source))
     assert len(found.train) + len(found.validation) + len(found.test) == 300
     assert all(split_of(identity) == "test" for identity in found.test.ids)
-    assert (
-        "has no splits: split by the hash of each text (train 70 %, validation 10 %, test 20 %)"
-        in (found.notes[0])
-    )
+    assert "has no splits: split by the hash of each text (train 70 %, validation 10 %, test 20 %)" in (found.notes[0])
 
 
 def test_only_the_missing_split_is_held_out(tmp_path):
