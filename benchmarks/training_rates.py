@@ -23,7 +23,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.trace import read_lines
-from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec
+from joulelab.runs.measure.result import MeasuredRun, MeasureSpec
 from joulelab.runs.paths import RunPaths
 from joulelab.train.config import CompileMode, Precision, TrainingConfig
 from joulelab.train.optim import compile_in_place

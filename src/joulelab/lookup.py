@@ -128,7 +128,7 @@ _PIPELINES = {
     "fitnets-images": ("joulelab.distill.classify", "config:FitnetsImagesSpec", "recipe:run_fitnets_images"),
     "infer": ("joulelab.infer", "config:InferSpec", "pipeline:run_infer"),
     "kd": ("joulelab.distill.causal", "config:CausalSpec", "recipe:run_kd"),
-    "measure": ("joulelab.runs.measure", "measure_session:MeasureSpec", "measure_session:refuse"),
+    "measure": ("joulelab.runs.measure", "result:MeasureSpec", "result:refuse"),
     "prepare-binarize": ("joulelab.distill.prepare", "config:BinarizeSpec", "recipe:run_binarize"),
     "prepare-dump": ("joulelab.distill.prepare", "config:DumpSpec", "recipe:run_dump"),
     "prepare-extract-student": ("joulelab.distill.prepare", "config:ExtractStudentSpec", "recipe:run_extract_student"),
@@ -157,7 +157,7 @@ PIPELINE_CHECKS = Table(
 # Tools that run alongside the meter if the settings ask for them.
 SIDECARS = Table(
     "tool alongside the meter",
-    {"codecarbon": "joulelab.trackers.codecarbon:track_run", "trackers": "joulelab.trackers.live:start"},
+    {"codecarbon": "joulelab.trackers.codecarbon:track_run", "trackers": "joulelab.trackers.tracker:start"},
 )
 
 # Experiment trackers that receive the metrics of a run: live (`trackers:`) or afterwards (`joulelab export`).

@@ -137,7 +137,7 @@ def test_a_dry_run_as_json_has_the_scripts_and_settings(tmp_path):
 
 def test_a_queued_program_is_started_once_and_only_as_it_was_queued(tmp_path):
     from joulelab.runs.attempt import create_run
-    from joulelab.runs.measure.measure_session import MeasureSpec
+    from joulelab.runs.measure.result import MeasureSpec
     from joulelab.runs.store import load_record
 
     command = [sys.executable, "-c", "print(1)"]

@@ -1,6 +1,6 @@
 """Energy from Slurm's accounting."""
 
-from joulelab.cluster.accounting import parse_accounting
+from joulelab.cluster.slurm import parse_accounting
 
 # Told by sacct of Slurm 22.05 with its RAPL plugin on: only what srun started is in a job's own line. The nodes of
 # job 2 were written node[1-2].

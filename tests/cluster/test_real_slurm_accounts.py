@@ -7,8 +7,8 @@ from slurm_accounts import why_no_accounts
 from slurm_cluster import why_not_here
 
 from joulelab import clock
-from joulelab.cluster.accounting import import_accounting
 from joulelab.cluster.jobs import JobsFile, SubmittedJob, write_jobs
+from joulelab.cluster.slurm import import_accounting
 
 WHY_NOT = why_not_here() or why_no_accounts()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")

@@ -13,7 +13,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
-from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec
+from joulelab.runs.measure.result import MeasuredRun, MeasureSpec
 from joulelab.runs.spec import load_spec
 
 FAST = {"energy": {"sample_interval_s": 0.05, "estimate_cpu": True, "gpus": "none"}}

@@ -9,7 +9,7 @@ from test_trainer import CrossEntropy, Ragged, model
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.trace import read_lines
-from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec
+from joulelab.runs.measure.result import MeasuredRun, MeasureSpec
 from joulelab.train import trainer as loop
 from joulelab.train.budget import Budget
 from joulelab.train.config import TrainingConfig

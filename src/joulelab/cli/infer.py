@@ -315,7 +315,7 @@ def run_models_folder(folder: Path, sort: str, as_json: bool) -> None:
     """Measure the models of the group that are not done, and print all in one table."""
     from joulelab.cli.browse import show_inference_group
     from joulelab.cli.run import execute_members
-    from joulelab.cli.sweep_member import run_in_subprocess
+    from joulelab.cli.sweep import run_in_subprocess
     from joulelab.report.page import write_report
     from joulelab.runs.validity import enforce
 

@@ -1,17 +1,22 @@
-"""`joulelab doctor` and `joulelab prerun`: what this machine can measure, and whether it is ready for a long run."""
+"""`joulelab doctor`, `prerun` and `monitor`: what a machine can measure, whether it is ready, its power over time."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from joulelab.cli.options import AsJson, RunsDir, detail, note
-from joulelab.errors import UsageError
+from joulelab.errors import SensorMissing, UsageError
+from joulelab.units import duration_text, power_text
 
 if TYPE_CHECKING:
+    from joulelab.meter.config import EnergyConfig
+    from joulelab.meter.monitor.operator_log import Monitor
+    from joulelab.meter.monitor.tally import DeviceTally, Tally
+    from joulelab.meter.sampling import SensorReader
     from joulelab.report.tables.grid import Grid
     from joulelab.runs.doctor import Diagnosis
     from joulelab.runs.prerun import PrerunReport
@@ -213,3 +218,256 @@ def prerun_verdict(report: PrerunReport) -> str:
     if report.grade == "C":
         return "All checks passed, but measurements here are grade C: see `joulelab doctor`."
     return "Ready to measure."
+
+
+# `joulelab monitor`: log power, memory and utilization, in the fields that operators' scripts parse.
+
+
+SHORTEST_INTERVAL_S = 0.02
+# Longest interval that the sensors support; for a longer one only the monitor waits longer.
+LONGEST_SENSOR_INTERVAL_S = 60.0
+
+
+def monitor(
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            metavar="auto|INDEX|UUID[,...]",
+            help="GPUs to log; an index counts within CUDA_VISIBLE_DEVICES if that is set. `none` logs only the CPU. "
+            "[default: 0, or only the CPU if there is no GPU]",
+            show_default=False,
+        ),
+    ] = None,
+    interval: Annotated[float, typer.Option("--interval", help="Seconds between records (may be fractional).")] = 5.0,
+    log_path: Annotated[
+        Path, typer.Option("--log_path", "--log-path", "--outfile", "--out", help="JSONL file to append to.")
+    ] = Path("logs/power_log.jsonl"),
+    pid: Annotated[int | None, typer.Option("--pid", min=1, help="Also log this process and its children.")] = None,
+    duration: Annotated[
+        float | None, typer.Option("--duration", help="Stop after this many seconds (default: at SIGINT or SIGTERM).")
+    ] = None,
+    rapl_root: Annotated[str, typer.Option("--rapl-root", help="Path of the RAPL tree.")] = "/sys/class/powercap",
+    live: Annotated[bool, typer.Option("--live", help="Show power, energy and utilization on stderr.")] = False,
+    prometheus: Annotated[
+        int | None, typer.Option("--prometheus", metavar="PORT", help="Serve metrics on 127.0.0.1:PORT/metrics.")
+    ] = None,
+) -> None:
+    """Log power, memory and utilization of GPUs and CPU at a fixed interval, until SIGINT, SIGTERM or --duration.
+
+    Exit codes: 0 stopped as requested, 2 missing dependency or invalid option, 3 no GPU although one was requested,
+    4 no such GPU.
+
+    Examples:
+
+      joulelab monitor --gpu 0 --interval 1 --outfile telemetry.jsonl &
+
+      joulelab monitor --gpu auto --pid 4711 --live
+    """
+    _check(interval, duration)
+    from joulelab.runs.sensor_discovery import require_rapl_root
+
+    require_rapl_root(rapl_root)
+    from contextlib import ExitStack
+
+    from joulelab.meter.config import EnergyConfig
+    from joulelab.meter.monitor.exposition import PrometheusPage
+    from joulelab.meter.monitor.operator_log import LogFile, Monitor, Settings, StopSignals
+
+    sensor_interval_s = min(interval, LONGEST_SENSOR_INTERVAL_S)
+    config = EnergyConfig(
+        sample_interval_s=sensor_interval_s,
+        counter_interval_s=max(1.0, sensor_interval_s),
+        gpus=_gpus(gpu),
+        rapl_root=rapl_root,
+    )
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopSignals())
+        page = PrometheusPage(prometheus) if prometheus is not None else None
+        if page is not None:
+            stack.callback(page.close)
+            report(f"metrics on http://127.0.0.1:{page.port}/metrics")
+        log = LogFile(log_path, report)
+        stack.callback(log.close)
+        watched = Monitor(Settings(interval, duration, pid), _readers(config, pid), log, report)
+        _open(watched, requested=gpu not in (None, "none"))
+        stack.callback(watched.close)
+        report(f"recording every {interval:g} s to {log_path}; stop with SIGINT or SIGTERM")
+        view = _view() if live else None
+        if view is not None:
+            stack.enter_context(view)
+
+        def watch(tally: Tally) -> None:
+            if page is not None:
+                page.show(tally)
+            if view is not None:
+                view.show(tally)
+
+        reason = watched.run(stop.wait, watch)
+    report(f"stopped ({reason}) after {watched.tally.ticks} records per device in {log_path}")
+
+
+def report(text: str) -> None:
+    print(f"joulelab monitor: {text}", file=sys.stderr, flush=True)
+
+
+def _check(interval: float, duration: float | None) -> None:
+    if not SHORTEST_INTERVAL_S <= interval <= 86_400:
+        raise UsageError(
+            f"--interval {interval:g} is not between {SHORTEST_INTERVAL_S:g} and 86400 seconds",
+            "NVIDIA GPUs refresh power and counters every 100 ms; 1 to 5 s is usual",
+        )
+    if duration is not None and not 0 < duration < float("inf"):
+        raise UsageError(f"--duration {duration:g}: expected seconds above 0")
+
+
+def _gpus(wanted: str | None) -> str:
+    """The GPU selection for the sensor. A missing GPU is an error only if it was requested."""
+    if wanted == "none":
+        return "none"
+    from joulelab.errors import JoulelabError
+    from joulelab.meter.config import are_gpu_names
+    from joulelab.meter.monitor.operator_log import choose
+
+    try:
+        chosen = choose(wanted or "0")
+    except JoulelabError as error:
+        if _amd_sensor() and are_gpu_names(wanted or "0"):
+            return wanted or "0"
+        if wanted is not None:
+            raise
+        report(f"{error.message}; logging only the CPU")
+        return "none"
+    for card in chosen.cards:
+        report(f"GPU {card.index} of the node: {card.name} ({card.uuid})")
+    return ",".join(card.uuid for card in chosen.cards)
+
+
+def _readers(config: EnergyConfig, pid: int | None) -> list[SensorReader]:
+    import os
+    from functools import partial
+
+    from joulelab.lookup import SENSORS
+    from joulelab.meter.sampling import SensorReader
+
+    names = ["host", "rapl"]
+    if config.gpus != "none":
+        names.append(_amd_sensor() or "nvml")
+    classes = {name: SENSORS.resolve(name) for name in names}
+    return [
+        SensorReader(name, partial(make, config, pid or os.getpid()), reopen=True, report=report)
+        for name, make in classes.items()
+    ]
+
+
+def _amd_sensor() -> str | None:
+    """Name of the AMD sensor if its library is present and no NVIDIA driver answers."""
+    from joulelab.errors import JoulelabError
+    from joulelab.meter.monitor.operator_log import choose
+    from joulelab.meter.sensors import amd
+
+    if not amd.present():
+        return None
+    try:
+        choose("auto")
+    except JoulelabError:
+        return "amd"
+    return None
+
+
+def _open(watched: Monitor, requested: bool) -> None:
+    for missing in watched.open():
+        if missing.component == "gpu" and requested:
+            raise SensorMissing(f"no GPU can be read: {missing.reason}", missing.fix)
+        fix = f" ({missing.fix})" if missing.fix else ""
+        report(f"no {missing.component} energy: {missing.reason}{fix}")
+
+
+def _view() -> PlainView | ScreenView:
+    return ScreenView() if sys.stderr.isatty() else PlainView()
+
+
+# `--live`: a table updated in place on a terminal, plain lines elsewhere, on stderr.
+
+TITLES = "Device!|Power>|Energy so far>|Method!|GPU util>|Memory>|Temperature>|Power over time!"
+
+
+def live_grid(tally: Tally, elapsed_s: float) -> Grid:
+    from joulelab.report.tables.grid import make_grid
+
+    rows = [_row(joules) for joules in tally.devices.values() if joules.device.counted]
+    return make_grid(f"joulelab monitor, {duration_text(elapsed_s)}", TITLES, rows, _host_text(tally))
+
+
+def _row(joules: DeviceTally) -> tuple[str, ...]:
+    from joulelab.meter.figures import amount_text, method_text
+    from joulelab.meter.monitor.tally import sparkline
+
+    latest = joules.latest
+    gpu = joules.device.component == "gpu"
+    index = joules.device.facts.get("gpu_index", "")
+    name = f"GPU {index} {joules.device.name}" if gpu else joules.device.device
+    return (
+        name,
+        power_text(joules.power_w) if joules.power_w is not None else "-",
+        amount_text(joules.figure),
+        method_text(joules.figure),
+        _with_unit(latest.get("gpu_utilization_percent"), "%"),
+        _with_unit(latest.get("memory_used_MB"), "MiB"),
+        _with_unit(latest.get("temperature_C"), "°C"),
+        sparkline(joules.history_w),
+    )
+
+
+def _with_unit(value: Any, unit: str) -> str:
+    return "-" if value is None else f"{value:,.0f} {unit}"
+
+
+def _host_text(tally: Tally) -> str:
+    parts = [f"CPU {_with_unit(tally.host.get('cpu_utilization_percent'), '%')}"]
+    if tally.process is not None:
+        cpu = _with_unit(tally.process["cpu_utilization_percent"], "%")
+        rss = _with_unit(tally.process["memory_rss_MB"], "MiB")
+        parts.append(f"process {tally.process['pid']} with children: CPU {cpu}, memory {rss}")
+    if tally.errors:
+        parts.append("errors: " + ", ".join(f"{sensor} {count}" for sensor, count in tally.errors.items()))
+    return "; ".join(parts)
+
+
+class PlainView:
+    """One line per device and tick, for job logs and pipes."""
+
+    def __enter__(self) -> PlainView:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, tally: Tally) -> None:
+        for joules in tally.devices.values():
+            if joules.device.counted:
+                name, power, energy, method, use, memory, *_ = _row(joules)
+                text = f"{name}: {power}, {energy} so far, {method}"
+                print(text if use == "-" else f"{text}, utilization {use}, memory {memory}", file=sys.stderr)
+        print(_host_text(tally), file=sys.stderr, flush=True)
+
+
+class ScreenView:
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._live = Live(console=Console(stderr=True), auto_refresh=False)
+        self._start_s: float | None = None
+
+    def __enter__(self) -> ScreenView:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, tally: Tally) -> None:
+        from joulelab.report.tables.grid import to_rich
+
+        self._start_s = self._start_s or tally.wall_s
+        self._live.update(to_rich(live_grid(tally, tally.wall_s - self._start_s)), refresh=True)

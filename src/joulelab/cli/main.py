@@ -18,7 +18,6 @@ from joulelab.cli import (
     logs,
     machine,
     measure,
-    monitor,
     new,
     prepare,
     report,
@@ -27,6 +26,7 @@ from joulelab.cli import (
     sweep,
     train,
 )
+from joulelab.cli import machine as monitor
 from joulelab.cli.options import GroupedCommand, with_detail_options
 from joulelab.errors import JoulelabError, UsageError
 

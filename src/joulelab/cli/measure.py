@@ -15,8 +15,7 @@ from joulelab.errors import JoulelabError, UsageError
 from joulelab.lookup import unknown
 
 if TYPE_CHECKING:
-    from joulelab.runs.measure.measure_session import MeasureSpec
-    from joulelab.runs.measure.result import MeasureResult
+    from joulelab.runs.measure.result import MeasureResult, MeasureSpec
     from joulelab.runs.record import RunRecord
 
 
@@ -133,8 +132,8 @@ def measure(
       joulelab measure --repeat 5 --warmup 1 --json-to cost.json -- ./simulate input.dat
     """
     from joulelab.runs.attempt import close_run
-    from joulelab.runs.measure.measure_session import measure_program, queued_spec
     from joulelab.runs.measure.program import CannotStart, find_program
+    from joulelab.runs.measure.result import measure_program, queued_spec
     from joulelab.runs.paths import RunPaths, require_no_runs
     from joulelab.runs.sensor_discovery import demand_sensors
     from joulelab.runs.store import load_record, store_root
@@ -168,8 +167,8 @@ def measure(
 
 def measure_spec(params: Mapping[str, Any]) -> MeasureSpec:
     """The checked settings of `joulelab measure`; the command in them has no secrets."""
-    from joulelab.runs.measure.measure_session import MeasureSpec
     from joulelab.runs.measure.program import default_name, without_secrets
+    from joulelab.runs.measure.result import MeasureSpec
     from joulelab.runs.spec import check
 
     command = params["command"]

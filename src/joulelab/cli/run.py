@@ -327,7 +327,7 @@ def _require_device(device: str, imports: bool) -> None:
 
 def resume_run(name: str, options: RunOptions) -> None:
     from joulelab.runs.lock import holding
-    from joulelab.runs.measure.measure_session import not_restartable
+    from joulelab.runs.measure.result import not_restartable
     from joulelab.runs.paths import RunPaths
     from joulelab.runs.spec import read_mapping
     from joulelab.runs.store import find_folder, load_record

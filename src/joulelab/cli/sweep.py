@@ -1,19 +1,30 @@
-"""`joulelab sweep`: every combination of some settings, repeated, with speed and energy of each."""
+"""`joulelab sweep`: every combination of some settings, repeated, with speed and energy of each.
+
+Each member runs in its own process (`python -m joulelab.cli.sweep FOLDER DETAIL`): memory, caches and peaks of the
+members are then independent, and an out-of-memory kill does not end the sweep.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from joulelab.cli.options import (
     AsJson,
+    Detail,
     RequestedSetting,
     RunsDir,
     base_settings,
+    detail,
+    detail_level,
     note,
     read_override,
     requested_settings,
@@ -21,6 +32,8 @@ from joulelab.cli.options import (
 from joulelab.errors import JoulelabError, UsageError
 
 if TYPE_CHECKING:
+    from joulelab.runs.context import StopRequest
+    from joulelab.runs.paths import RunPaths
     from joulelab.runs.record import RunRecord
     from joulelab.runs.spec import RunSpec
 
@@ -158,7 +171,6 @@ def resume_sweep(store: Path, name: str, as_json: bool) -> None:
 def run_sweep_folder(folder: Path, as_json: bool) -> None:
     from joulelab.cli.browse import show_group
     from joulelab.cli.run import execute_members
-    from joulelab.cli.sweep_member import run_in_subprocess
     from joulelab.report.page import write_report
 
     note(f"sweep {folder}")
@@ -184,3 +196,70 @@ def _require_all_done(folder: Path, records: Sequence[RunRecord]) -> None:
         )
     for record in records:
         enforce(record)
+
+
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+GRACE_S = 20.0
+
+
+def run_in_subprocess(run: RunPaths) -> RunRecord:
+    """Execute the run in a child process and return its record; signals are forwarded and end the sweep."""
+    from joulelab.runs.context import StopRequest
+    from joulelab.runs.store import load_record
+
+    command = [sys.executable, "-m", __name__, str(run.folder), detail()]
+    with StopRequest() as stop:
+        # a separate session: Ctrl-C in the terminal reaches only this process, which forwards it once
+        child = subprocess.Popen(command, start_new_session=True)
+        try:
+            _wait(child, stop)
+        finally:
+            _end(child)
+    stop.check()
+    return load_record(run.folder)
+
+
+def _wait(child: subprocess.Popen[bytes], stop: StopRequest) -> None:
+    forwarded = False
+    while child.poll() is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=0.1)
+        if stop.signum is not None and not forwarded:
+            child.send_signal(stop.signum)
+            forwarded = True
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Stop a child that is still running, after a second signal or an error of ours."""
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(timeout=GRACE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+
+
+def main(folder: Path, level: Detail) -> int:
+    """Execute the run; output goes to stderr, with -v of the sweep all stages; the record is in the folder."""
+    from joulelab.cli.console import watching
+    from joulelab.runs.execute import execute
+    from joulelab.runs.paths import RunPaths
+
+    _exit_with_parent()
+    try:
+        with detail_level(level), watching(stages=False) as progress:
+            execute(RunPaths(folder), progress)
+    except JoulelabError as error:
+        print(f"  failed: {error.message}" + (f"\n  hint: {error.hint}" if error.hint else ""), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _exit_with_parent() -> None:
+    """Let the kernel signal this process when a killed sweep disappears (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), cast(Detail, sys.argv[2])))

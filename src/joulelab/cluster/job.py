@@ -17,9 +17,8 @@ import sys
 from pathlib import Path
 
 from joulelab.cluster import slurm
-from joulelab.cluster.accounting import import_accounting
 from joulelab.cluster.jobs import fail_dependent_runs, home_of, read_jobs
-from joulelab.cluster.slurm import TimeLimitSignal
+from joulelab.cluster.slurm import TimeLimitSignal, import_accounting
 from joulelab.errors import JoulelabError, UsageError
 from joulelab.meter.sensors import SensorUnavailable
 from joulelab.runs.attempt import close_run

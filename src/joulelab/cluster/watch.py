@@ -14,8 +14,8 @@ from typing import Any
 
 from joulelab.clock import NS
 from joulelab.cluster import slurm
-from joulelab.cluster.accounting import AccountedJob, import_accounting
 from joulelab.cluster.jobs import SubmittedJob, folder_of_job, home_of, read_jobs
+from joulelab.cluster.slurm import AccountedJob, import_accounting
 from joulelab.errors import JoulelabError
 from joulelab.meter.figures import relative_text
 from joulelab.meter.monitor.tally import LiveTraces

@@ -20,8 +20,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.figures import EnergyFigure
 from joulelab.runs.context import Stage
 from joulelab.runs.measure.api import Windows
-from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec, how_it_ended, leave
-from joulelab.runs.measure.result import answer_block
+from joulelab.runs.measure.result import MeasuredRun, MeasureSpec, answer_block, how_it_ended, leave
 from joulelab.runs.record import EnergyByComponent, Result, RunRecord
 from joulelab.runs.spec import check
 from joulelab.runs.store import store_root

@@ -23,7 +23,7 @@ from joulelab.meter.health import Health, load_health, throttle_shares
 from joulelab.runs import environment
 from joulelab.runs.attempt import idle
 from joulelab.runs.context import Progress, RunContext, StopRequest
-from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec
+from joulelab.runs.measure.result import MeasuredRun, MeasureSpec
 from joulelab.runs.paths import storage_failure, write_json
 from joulelab.runs.record import IdleBaseline, RunRecord, StageRecord, Status
 from joulelab.units import duration_text, power_text

@@ -78,7 +78,7 @@ def test_a_sparkline_starts_at_zero(values, expected):
 
 
 def test_the_live_table_shows_watts_joules_use_and_memory():
-    from joulelab.cli.monitor import live_grid
+    from joulelab.cli.machine import live_grid
     from joulelab.report.tables.grid import render_text, to_rich
 
     tally = tallied([gpu(0, 100, gpu_utilization_percent=50, memory_used_MB=2048, temperature_C=40)], [gpu(60, 100)])
@@ -121,7 +121,7 @@ def test_a_sensor_that_keeps_failing_is_opened_anew():
 
 @pytest.mark.parametrize(("installed", "expected"), [(True, "amd"), (False, None)])
 def test_another_maker_s_gpus_are_read_only_where_its_library_is_there(monkeypatch, installed, expected):
-    from joulelab.cli.monitor import _amd_sensor
+    from joulelab.cli.machine import _amd_sensor
     from joulelab.errors import SensorMissing
     from joulelab.meter.monitor import operator_log
     from joulelab.meter.sensors import amd

@@ -22,8 +22,7 @@ from joulelab.runs.context import RunContext, SilentProgress
 from joulelab.runs.execute import execute
 from joulelab.runs.groups import GroupRecord, create_group, execute_group, group_records
 from joulelab.runs.index import listed_run, row_of
-from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec, run_all
-from joulelab.runs.measure.result import conclude, result_of
+from joulelab.runs.measure.result import MeasuredRun, MeasureSpec, conclude, result_of, run_all
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import repeat_mean
 from joulelab.runs.spec import load_spec

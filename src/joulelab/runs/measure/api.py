@@ -35,8 +35,7 @@ from joulelab.meter.series import Trace, load_trace
 from joulelab.meter.session import Meter
 from joulelab.meter.trace import LineFile, read_lines
 from joulelab.runs.context import RunContext
-from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec, how_it_ended, leave
-from joulelab.runs.measure.result import RUN, answer_block
+from joulelab.runs.measure.result import RUN, MeasuredRun, MeasureSpec, answer_block, how_it_ended, leave
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import EnergyByComponent, PhaseRecord, RunRecord, StageRecord
 from joulelab.runs.spec import check

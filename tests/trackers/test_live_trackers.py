@@ -7,10 +7,10 @@ import pytest
 from joulelab import lookup
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.meter.config import EnergyConfig
-from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec
+from joulelab.runs.measure.result import MeasuredRun, MeasureSpec
 from joulelab.runs.spec import check
 from joulelab.runs.store import load_record
-from joulelab.trackers import live
+from joulelab.trackers import tracker
 from joulelab.trackers.tracker import PACKAGES
 
 KEPT = []
@@ -78,7 +78,7 @@ def test_a_tracker_sees_the_metrics_while_and_the_joules_when_it_is_over(table, 
 
 
 def test_trackers_that_fail_are_warnings_of_a_run_that_is_done(table, tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "END_S", 0.3)
+    monkeypatch.setattr(tracker, "END_S", 0.3)
     record = run_with(tmp_path, "start", "log", "end", "hangs", "good")
     assert record.status == "done"
     notes = sorted(note.text for note in record.validity.notes if "tracker" in note.text)
