@@ -4,7 +4,6 @@ import pytest
 from fake_nvml import FakeNvml, NVMLError
 
 from joulelab.errors import ConfigError, SensorMissing
-from joulelab.meter.config import EnergyConfig
 from joulelab.meter.power_cap import power_cap, restore_power_limits
 
 
@@ -40,16 +39,9 @@ def saved(tmp_path):
     return tmp_path / "power_limits.node.1.jsonl"
 
 
-def test_without_the_setting_nothing_is_touched(saved):
-    nvml = Capped()
-    with power_cap(EnergyConfig(), saved, nvml):
-        pass
-    assert nvml.limits_mw == {}
-
-
 def test_the_cap_holds_inside_and_is_taken_back_after_an_error(saved):
     nvml = Capped()
-    with pytest.raises(ZeroDivisionError), power_cap(EnergyConfig(power_cap_w=350.0), saved, nvml):
+    with pytest.raises(ZeroDivisionError), power_cap(350.0, "auto", saved, nvml):
         assert set(nvml.limits_mw.values()) == {350_000}
         raise ZeroDivisionError
     assert set(nvml.limits_mw.values()) == {700_000}
@@ -58,12 +50,12 @@ def test_the_cap_holds_inside_and_is_taken_back_after_an_error(saved):
 def test_only_the_gpus_of_the_job_are_capped(monkeypatch, saved):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     nvml = Capped()
-    with power_cap(EnergyConfig(power_cap_w=350.0), saved, nvml):
+    with power_cap(350.0, "auto", saved, nvml):
         assert len(nvml.limits_mw) == 1
 
 
 def test_a_cap_the_card_does_not_take_is_refused_with_the_range(saved):
-    with pytest.raises(ConfigError) as found, power_cap(EnergyConfig(power_cap_w=50.0), saved, Capped()):
+    with pytest.raises(ConfigError) as found, power_cap(50.0, "auto", saved, Capped()):
         pass
     assert found.value.hint == "give 200 to 700 W"
 
@@ -71,7 +63,7 @@ def test_a_cap_the_card_does_not_take_is_refused_with_the_range(saved):
 def test_a_driver_that_refuses_is_answered_with_the_way_out(saved):
     with (
         pytest.raises(ConfigError, match="Insufficient Permissions"),
-        power_cap(EnergyConfig(power_cap_w=350.0), saved, Capped(permitted=False)),
+        power_cap(350.0, "auto", saved, Capped(permitted=False)),
     ):
         pass
 
@@ -79,7 +71,7 @@ def test_a_driver_that_refuses_is_answered_with_the_way_out(saved):
 def test_a_cap_without_a_driver_is_an_error_and_not_ignored(saved):
     with (
         pytest.raises(SensorMissing, match="NVML does not answer"),
-        power_cap(EnergyConfig(power_cap_w=350.0), saved, Capped(present=False)),
+        power_cap(350.0, "auto", saved, Capped(present=False)),
     ):
         pass
 
@@ -90,21 +82,21 @@ def test_limits_are_on_disk_before_the_cap_is_set_and_gone_after_it(saved):
             assert "700000" in saved.read_text()
             super().nvmlDeviceSetPowerManagementLimit(handle, limit_mw)
 
-    with power_cap(EnergyConfig(power_cap_w=350.0), saved, Watched()):
+    with power_cap(350.0, "auto", saved, Watched()):
         assert saved.exists()
     assert not saved.exists()
 
 
 def test_a_limit_that_someone_changed_meanwhile_is_left_alone(saved):
     nvml = Capped()
-    with power_cap(EnergyConfig(power_cap_w=350.0), saved, nvml):
+    with power_cap(350.0, "auto", saved, nvml):
         nvml.limits_mw = dict.fromkeys(nvml.limits_mw, 500_000)
     assert set(nvml.limits_mw.values()) == {500_000}
 
 
 def test_what_cannot_be_restored_is_kept_and_answered_with_the_command(saved):
     nvml = Capped()
-    with power_cap(EnergyConfig(power_cap_w=350.0), saved, nvml):
+    with power_cap(350.0, "auto", saved, nvml):
         nvml.permitted = False
     assert saved.exists()
     assert all("nvidia-smi -i" in text and "-pl 700" in text for text in restore_power_limits(saved, nvml))
@@ -115,7 +107,7 @@ def test_what_cannot_be_restored_is_kept_and_answered_with_the_command(saved):
 
 def test_after_a_restart_of_the_machine_the_driver_has_forgotten_the_cap(saved, monkeypatch):
     nvml = Capped()
-    with power_cap(EnergyConfig(power_cap_w=350.0), saved, nvml):
+    with power_cap(350.0, "auto", saved, nvml):
         nvml.permitted = False
     monkeypatch.setattr("joulelab.clock.boot_id", lambda: "a later boot")
     assert restore_power_limits(saved, nvml) == []

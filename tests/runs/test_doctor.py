@@ -13,7 +13,7 @@ from joulelab.errors import SensorMissing, UsageError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, SensorUnavailable
 from joulelab.runs.doctor import commands, component_states, findings
-from joulelab.runs.sensor_discovery import DiscoveredSensors, demand_sensors, discover_sensors
+from joulelab.runs.environment import DiscoveredSensors, demand_sensors, discover_sensors
 
 ESTIMATE = Device("estimate:cpu", "cpu_estimate", "EPYC", gain_error_rel=0.7, facts={"w_per_thread": 2.5})
 H200 = Device("gpu:A", "gpu", "H200", refresh_s=0.1, gain_error_rel=0.05)

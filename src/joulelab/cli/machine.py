@@ -42,7 +42,7 @@ def doctor(
     from joulelab.meter.profile import save_profile
     from joulelab.runs.doctor import calibrate as measure_sensors
     from joulelab.runs.doctor import demand, diagnose
-    from joulelab.runs.sensor_discovery import require_rapl_root
+    from joulelab.runs.environment import require_rapl_root
     from joulelab.runs.store import store_root
 
     config = EnergyConfig() if rapl_root is None else EnergyConfig(rapl_root=str(rapl_root))
@@ -265,7 +265,7 @@ def monitor(
       joulelab monitor --gpu auto --pid 4711 --live
     """
     _check(interval, duration)
-    from joulelab.runs.sensor_discovery import require_rapl_root
+    from joulelab.runs.environment import require_rapl_root
 
     require_rapl_root(rapl_root)
     from contextlib import ExitStack

@@ -132,10 +132,10 @@ def measure(
       joulelab measure --repeat 5 --warmup 1 --json-to cost.json -- ./simulate input.dat
     """
     from joulelab.runs.attempt import close_run
+    from joulelab.runs.environment import demand_sensors
     from joulelab.runs.measure.program import CannotStart, find_program
     from joulelab.runs.measure.result import measure_program, queued_spec
     from joulelab.runs.paths import RunPaths, require_no_runs
-    from joulelab.runs.sensor_discovery import demand_sensors
     from joulelab.runs.store import load_record, store_root
     from joulelab.runs.validity import enforce
 

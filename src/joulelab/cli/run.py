@@ -299,7 +299,7 @@ def _checks(spec: RunSpec, options: RunOptions) -> Iterator[Callable[[], object]
 
     from joulelab import lookup
     from joulelab.errors import refuse_all
-    from joulelab.runs.sensor_discovery import demand_sensors
+    from joulelab.runs.environment import demand_sensors
     from joulelab.trackers.codecarbon import check_installed
     from joulelab.trackers.tracker import require_installed
 
@@ -456,7 +456,7 @@ def demo(
 ) -> None:
     """Fine-tune a teacher, train a student with three methods and two seeds each, and compare energy and accuracy."""
     from joulelab.data.samples import locate
-    from joulelab.runs.sensor_discovery import discovery_text, sensors_line
+    from joulelab.runs.environment import discovery_text, sensors_line
     from joulelab.runs.store import store_root
 
     for name in ("minilm", "reviews"):

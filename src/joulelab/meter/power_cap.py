@@ -18,29 +18,25 @@ from typing import Any
 
 from joulelab import clock
 from joulelab.errors import ConfigError, SensorMissing
-from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors.gpu_selection import select_gpus
 from joulelab.meter.sensors.nvml import permitted_cards
 from joulelab.meter.trace import LineFile, read_lines
 
 
 @contextmanager
-def power_cap(config: EnergyConfig, saved: Path, nvml: Any = None) -> Iterator[None]:
+def power_cap(cap_w: float, gpus: str, saved: Path, nvml: Any = None) -> Iterator[None]:
     """Cap the job's GPUs inside the block and restore their limits at its end, also after an error.
 
-    `saved` is the file that keeps the original limits while the cap is set.
+    `gpus` selects them as `energy.gpus` does; `saved` is the file that keeps the original limits while the cap is set.
     """
-    if config.power_cap_w is None:
-        yield
-        return
     nvml = nvml or _pynvml()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         raise SensorMissing(f"energy.power_cap_w: NVML does not answer ({error})", "remove the cap") from None
     try:
-        cap_mw = round(1000 * config.power_cap_w)
-        handles = _job_handles(nvml, config)
+        cap_mw = round(1000 * cap_w)
+        handles = _job_handles(nvml, gpus)
         before_mw = {uuid: nvml.nvmlDeviceGetPowerManagementLimit(handle) for uuid, handle in handles.items()}
         # Saved and synced before the first limit changes: a kill between the two would leave a
         # capped card that no one knows of.
@@ -130,10 +126,10 @@ def _pynvml() -> Any:
     return pynvml
 
 
-def _job_handles(nvml: Any, config: EnergyConfig) -> dict[str, Any]:
+def _job_handles(nvml: Any, gpus: str) -> dict[str, Any]:
     """By UUID."""
     handles = permitted_cards(nvml)
-    chosen = select_gpus(list(handles), config.gpus, os.environ).cards
+    chosen = select_gpus(list(handles), gpus, os.environ).cards
     if not chosen:
         raise SensorMissing("energy.power_cap_w: no GPU was given to this job", "remove the cap, or check energy.gpus")
     return {card.uuid: handles[card] for card in chosen}

@@ -25,7 +25,6 @@ from joulelab.runs.lock import hold
 from joulelab.runs.paths import RunPaths, make_chosen_folder, make_folder, read_json, storage_failure, write_json
 from joulelab.runs.phases import Phase
 from joulelab.runs.record import METHOD_VERSION, ErrorRecord, Note, ProcessMark, RunRecord, Status, flat_summary
-from joulelab.runs.sensor_discovery import demand_sensors
 from joulelab.runs.spec import RunSpec, write_yaml
 from joulelab.runs.store import compact_run, energy_resolver, searched_store
 
@@ -97,7 +96,7 @@ class RunAttempt:
         `command` replaces joulelab's command line in the snapshot. `metering` is called once the meter runs: other
         ranks join then, so that all hosts record their idle baselines at the same time.
         """
-        demand_sensors(self._spec.energy)
+        environment.demand_sensors(self._spec.energy)
         # The record states the new process before the meter starts, so that a reader of a run
         # killed from here on finds a dead process and derives `truncated`.
         mark_running(self._paths)
@@ -112,9 +111,10 @@ class RunAttempt:
         self._start_trackers(self._paths.trace(host, attempt))
         restored = restore_limits(self._paths, host)
         limits = self._paths.power_limits(host, attempt)
-        # The limits in force are saved to the run folder before they change; after a SIGKILL of
-        # program and recorder the next attempt restores them from there.
-        self._sidecars.enter_context(power_cap(self._spec.energy, limits))
+        if (cap_w := self._spec.energy.power_cap_w) is not None:
+            # The limits in force are saved to the run folder before they change; after a SIGKILL of program and
+            # recorder the next attempt restores them from there.
+            self._sidecars.enter_context(power_cap(cap_w, self._spec.energy.gpus, limits))
         trace, events = self._paths.trace(host, attempt), self._paths.events(host, 0, attempt)
         meter = Meter(trace, events, self._spec.energy, limits)
         meter.start()

@@ -21,8 +21,8 @@ from joulelab.meter.profile import CallCost, MachineProfile, load_profile, with_
 from joulelab.meter.sensors import Device
 from joulelab.meter.sensors.cpu import processor_name
 from joulelab.runs import environment
+from joulelab.runs.environment import DiscoveredSensors, discover_sensors
 from joulelab.runs.record import MEASURED_COMPONENTS
-from joulelab.runs.sensor_discovery import DiscoveredSensors, discover_sensors
 
 _PACKAGES = ("nvidia-ml-py", "psutil", "numpy", "pydantic", "torch", "codecarbon")
 _CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
