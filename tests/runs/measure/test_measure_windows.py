@@ -8,6 +8,7 @@ import textwrap
 import threading
 import time
 
+import numpy as np
 import pytest
 from nvml_sim.driver import SimGpu, square
 
@@ -52,16 +53,21 @@ def test_windows_have_joules_of_their_own_and_very_short_ones_a_labeled_share(me
 
 def test_quantiles_of_windows_are_those_of_their_durations(measure):
     """Bins of 12 % gave 0.596 s as p50 and as p95 of three epochs of 0.61 s."""
+    durations = []
     with measure() as m:
-        for seconds in (0.105, 0.115, 0.105):
+        for seconds in (0.105, 0.135, 0.105):
             with m.window("epoch"):
+                started = time.monotonic()
                 time.sleep(seconds)
+                durations.append(time.monotonic() - started)
         for _ in range(3):
             with m.window("tick"):
                 pass
     epoch, tick = m.windows["epoch"], m.windows["tick"]
-    assert epoch.p50_s < epoch.mean_s < epoch.p95_s < epoch.max_s
-    assert (epoch.p50_s, epoch.p95_s) == (pytest.approx(0.105, abs=0.004), pytest.approx(0.114, abs=0.004))
+    assert epoch.p50_s < epoch.p95_s < epoch.max_s
+    # Compared with this test's own clock: on a busy machine a sleep of 0.105 s takes longer.
+    assert epoch.p50_s == pytest.approx(np.quantile(durations, 0.5), abs=0.006)
+    assert epoch.p95_s == pytest.approx(np.quantile(durations, 0.95), abs=0.006)
     assert tick.total_energy.errors[0].name == "time share", "a component that docs/measuring.md lists"
 
 
