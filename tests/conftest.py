@@ -6,7 +6,7 @@ import signal
 import pytest
 from rapl_tree import domain
 
-from joulelab.data.samples import SAMPLES, installed_version
+from joulelab.data.sources import SAMPLES, installed_version
 
 # Several workers with several threads each would spend the cores on waiting for each other. Also without workers: sums
 # depend on the number of threads in their last digit, and torchrun's ranks have one. Children inherit this.

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from joulelab.cli.infer import FLAGS, checked_settings, infer_from_log
-from joulelab.data import samples
+from joulelab.data import sources
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.infer.config import InferSpec
 from joulelab.meter.sensors.cpu import usable_cores
@@ -91,7 +91,7 @@ def test_what_this_machine_cannot_do_is_refused_before_a_folder_is_made():
             spec("deit-t", **flags).preflight()
     with pytest.raises(NotFoundError, match="did you mean 'deit-t'"):
         spec("deit-tt").preflight()
-    if samples.installed_version("reviews"):
+    if sources.installed_version("reviews"):
         with pytest.raises(UsageError, match="labeled text"):
             spec("reviews").preflight()
     with pytest.raises(NotFoundError, match="unknown size of bert 'huge'"):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from joulelab.cli.main import app
 from joulelab.errors import UsageError
-from joulelab.report.compare.run_selection import select
+from joulelab.report.compare.method_rows import select
 from joulelab.report.page import figure_names, selection_page
 from joulelab.report.tables.grid import make_grid, to_csv, to_latex
 

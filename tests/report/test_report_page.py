@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from joulelab.errors import NotFoundError
-from joulelab.report.compare.run_selection import select
+from joulelab.report.compare.method_rows import select
 from joulelab.report.opening import run_sentences
 from joulelab.report.page import chart_library, selection_page, write_page, write_report
 from joulelab.report.tables import provenance

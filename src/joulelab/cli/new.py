@@ -186,10 +186,10 @@ class _Model:
 
 
 def _model(name: str) -> _Model:
-    from joulelab.data import hub, samples, sources
+    from joulelab.data import hub, sources
 
     place = sources.parse(name)
-    if place.kind == "sample" and samples.find(place.name).kind == "labeled-text":
+    if place.kind == "sample" and sources.find_sample(place.name).kind == "labeled-text":
         raise UsageError(f"{name} is text, not a model", "name a model")
     folder = place.path if place.path is not None else hub.cached_folder(place.name, "config.json")
     if folder is not None and folder.suffix.lower() == ".gguf":

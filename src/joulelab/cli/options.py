@@ -107,7 +107,7 @@ def complete_experiments(incomplete: str) -> list[str]:
 
 def complete_models(incomplete: str) -> list[str]:
     """Zoo models and samples."""
-    from joulelab.data.samples import SAMPLES
+    from joulelab.data.sources import SAMPLES
     from joulelab.zoo.registry import all_models
 
     names = [*(entry.name for entry in all_models()), *(f"sample:{name}" for name in SAMPLES)]

@@ -14,7 +14,7 @@ from joulelab.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from joulelab.meter.grids import GridFactor
     from joulelab.report.compare.comparison import Comparison
-    from joulelab.report.compare.run_selection import Selection
+    from joulelab.report.compare.method_rows import Selection
     from joulelab.report.page import Page
 
 
@@ -113,7 +113,7 @@ def _runs_page(
     store: Path, names: list[str], baseline: str | None, quality: str | None, include_repeated: bool
 ) -> tuple[Page, Path]:
     """The page, and where it is written by default."""
-    from joulelab.report.compare.run_selection import select
+    from joulelab.report.compare.method_rows import select
     from joulelab.report.page import selection_page
     from joulelab.runs.paths import REPORT
 
@@ -147,7 +147,7 @@ def compare(
 
       joulelab compare 'demo-labels-*' 'demo-kd-*' --baseline "labels only" --format markdown
     """
-    from joulelab.report.compare.run_selection import select
+    from joulelab.report.compare.method_rows import select
     from joulelab.runs.store import store_root
 
     store = store_root(runs_dir)

@@ -455,11 +455,11 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a teacher, train a student with three methods and two seeds each, and compare energy and accuracy."""
-    from joulelab.data.samples import locate
+    from joulelab.data.sources import locate_sample
     from joulelab.runs.environment import discovery_text, sensors_line
     from joulelab.runs.store import store_root
 
     for name in ("minilm", "reviews"):
-        locate(name)
+        locate_sample(name)
     note(discovery_text(estimate_cpu=True) if detail() == "verbose" else sensors_line(estimate_cpu=True))
     start("demo", overrides or [], RunOptions(store_root(runs_dir), as_json))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from joulelab import lookup
-from joulelab.data import samples, sources
+from joulelab.data import sources
 from joulelab.data.splits import SPLIT_WORDS, Split, split_word
 from joulelab.errors import ConfigError, NotFoundError, refuse_all
 
@@ -30,7 +30,7 @@ def check_source(source: str, subset: str) -> sources.Source:
     if found.kind in ("file", "folder") and subset != "all":
         raise ConfigError(f"subset '{subset}' of {source}: files and folders have no subsets", "set data.subset=all")
     if found.kind == "sample":
-        sample = samples.find(found.name)
+        sample = sources.find_sample(found.name)
         if sample.kind != "labeled-text":
             raise ConfigError(f"sample:{found.name} is a model ({sample.kind}), not labeled text", "use sample:reviews")
         if subset not in REVIEW_SOURCES:
@@ -639,7 +639,7 @@ def check_documents(name: str, chosen: str | int | None = None) -> None:
 def open_documents(name: str, chosen: str | int | None = None) -> Documents:
     """`chosen`: the column with the text, where it has none of the usual names."""
     found = sources.parse(name)
-    if found.kind == "sample" and samples.find(found.name).kind != "labeled-text":
+    if found.kind == "sample" and sources.find_sample(found.name).kind != "labeled-text":
         raise ConfigError(f"{name} is a model, not text", "use sample:reviews")
     if found.path is None:
         from joulelab.data.hub import HubText

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
-from joulelab.data import hub, samples, sources
+from joulelab.data import hub, sources
 from joulelab.data.text import json_rows, unreadable
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.meter.sensors.cpu import usable_cores
@@ -43,11 +43,11 @@ def require_weights(name: str, model: str) -> None:
         raise UsageError(f"{model} has no published weights in this size", "omit --weights, or pass a folder")
     place = sources.parse(name)
     if place.kind == "hub" and "/" not in name:
-        known = [*SHAPES, *lookup.ZOO.names(), *(sources.SAMPLE_PREFIX + sample for sample in samples.SAMPLES)]
+        known = [*SHAPES, *lookup.ZOO.names(), *(sources.SAMPLE_PREFIX + sample for sample in sources.SAMPLES)]
         raise lookup.unknown("model", name, known, "or a folder, or a hub id such as org/name")
     if place.kind == "hub" and hub.cached_folder(name, "config.json") is None:
         hub.require_reachable(name)
-    if place.kind == "sample" and samples.find(place.name).kind == "labeled-text":
+    if place.kind == "sample" and sources.find_sample(place.name).kind == "labeled-text":
         raise UsageError(f"{name} is labeled text, not a model", "use sample:minilm or sample:smollm2")
     if place.path is not None and place.path.is_dir() and not (place.path / "config.json").exists():
         raise NotFoundError(f"{place.path} has no config.json", "pass a folder in Hugging Face format")
@@ -168,7 +168,7 @@ class InferSpec(RunSpec):
         name, energy = settings.get("model"), settings.get("energy", {})
         if not isinstance(name, str) or not isinstance(energy, dict):
             return dict(settings)
-        model = f"{sources.SAMPLE_PREFIX}{name}" if name in samples.SAMPLES else name
+        model = f"{sources.SAMPLE_PREFIX}{name}" if name in sources.SAMPLES else name
         idle = {"idle_before_s": IDLE_S, "idle_after_s": IDLE_S}
         title = "infer-" + model.rstrip("/").rpartition("/")[2].replace(":", "-").removesuffix(".py")[:60]
         complete = {"name": title} | dict(settings) | {"model": model, "energy": idle | energy}

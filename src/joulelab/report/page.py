@@ -20,10 +20,9 @@ import joulelab
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.meter.figures import labeled_text
 from joulelab.report.compare.comparison import Comparison
-from joulelab.report.compare.method_rows import compare, seed_of
+from joulelab.report.compare.method_rows import Selection, compare, seed_of, select
 from joulelab.report.compare.pareto import why_no_front
 from joulelab.report.compare.quality import quality_of
-from joulelab.report.compare.run_selection import Selection, select
 from joulelab.report.compare.scopes import (
     all_energies,
     datasets,

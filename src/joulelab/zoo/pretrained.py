@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joulelab.data import samples, sources
+from joulelab.data import sources
 from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, NotFoundError
 from joulelab.zoo.registry import WorkloadRequest
 
@@ -211,7 +211,7 @@ def _locate_model(name: str) -> _ModelLocation:
     source = sources.parse(name)
     if source.path is None:
         return _ModelLocation(name, source.name, hint=sources.hub_hint(source.name))
-    if source.kind == "sample" and samples.find(source.name).kind == "labeled-text":
+    if source.kind == "sample" and sources.find_sample(source.name).kind == "labeled-text":
         raise ConfigError(f"{name} is labeled text, not a model", "use sample:minilm or sample:smollm2")
     if source.path.is_dir():
         return _ModelLocation(name, str(source.path))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from joulelab.distill.causal.config import Distillation, Preferences
-from joulelab.distill.causal.context import CausalContext
+from joulelab.distill.causal.models import CausalContext
 from joulelab.evaluate.exact_answers import Question, chance_level
 from joulelab.report.compare.quality import common_measure
 

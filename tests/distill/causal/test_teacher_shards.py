@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from joulelab.distill.causal.context import CausalContext
+from joulelab.distill.causal.models import CausalContext
 from joulelab.distill.logit_cache.cache_store import open_shard, read_entry, shard_files
 from joulelab.distill.logit_cache.codecs import read_manifest
 from joulelab.errors import ConfigError

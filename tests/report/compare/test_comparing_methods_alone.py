@@ -9,8 +9,7 @@ from simulated_machine import machine  # noqa: F401 (a fixture)
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
 from joulelab.lookup import PIPELINES
-from joulelab.report.compare.method_rows import compare
-from joulelab.report.compare.run_selection import select
+from joulelab.report.compare.method_rows import compare, select
 from joulelab.report.compare.scopes import datasets
 from joulelab.report.compare.verdict import verdict
 from joulelab.report.tables.comparison_tables import comparison_grids, runs_grid

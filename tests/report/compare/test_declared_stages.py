@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from joulelab.report.compare.break_even_report import LossCurve, costs_in_use, serving_costs
-from joulelab.report.compare.method_rows import compared_runs, training_stage
-from joulelab.report.compare.run_selection import select
+from joulelab.report.compare.method_rows import compared_runs, select, training_stage
 from joulelab.report.energy_sums import all_parts
 from joulelab.report.figures.chart_base import is_overhead
 from joulelab.report.figures.serving_figures import joules_against_time

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from joulelab.cli.main import app
 from joulelab.errors import NotFoundError, UsageError
-from joulelab.report.compare.method_rows import compare
-from joulelab.report.compare.run_selection import select
+from joulelab.report.compare.method_rows import compare, select
 from joulelab.report.tables.comparison_tables import comparison_view
 from joulelab.report.tables.grid import render_text
 from joulelab.report.tables.provenance import environment_differences, hardware_warning

@@ -11,7 +11,7 @@ from joulelab.data.chat.datasets import ChatDataSettings, settings_rows, write_r
 from joulelab.data.chat.encoding import encoding_identity
 from joulelab.data.chat.templates import template_of
 from joulelab.distill.causal.config import CausalData
-from joulelab.distill.causal.context import TEST, TRAIN, VALIDATION, CausalContext, Split
+from joulelab.distill.causal.models import TEST, TRAIN, VALIDATION, CausalContext, Split
 from joulelab.distill.runner import PREPROCESS
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage

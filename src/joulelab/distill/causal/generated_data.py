@@ -22,8 +22,7 @@ from torch import nn
 
 from joulelab.data.chat.conversations import ASSISTANT
 from joulelab.data.chat.encoding import EncodedDocument, pad_id_of, write_documents
-from joulelab.distill.causal.context import TRAIN, CausalContext
-from joulelab.distill.causal.models import load_student
+from joulelab.distill.causal.models import TRAIN, CausalContext, load_student
 from joulelab.distill.causal.teacher import REPORT, TeacherSource, candidate_batches, energy_gap, read_candidates
 from joulelab.distill.preferences.judges import (
     Judge,

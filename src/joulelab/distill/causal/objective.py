@@ -16,9 +16,8 @@ from torch import nn
 from joulelab.data.batches import BatchSource
 from joulelab.data.chat.packing import CausalBatch, PackedAttention, PackedRows, training_batches
 from joulelab.distill.causal.config import CausalTraining
-from joulelab.distill.causal.context import CausalContext
 from joulelab.distill.causal.generated_data import REFERENCE_FILE
-from joulelab.distill.causal.models import lm_head_weight
+from joulelab.distill.causal.models import CausalContext, lm_head_weight
 from joulelab.distill.causal.teacher import TeacherSource, live_teacher
 from joulelab.distill.logit_cache.cache_store import LogitCache
 from joulelab.distill.logit_cache.kd_loss import CachedTargets, DenseTargets, KdLoss

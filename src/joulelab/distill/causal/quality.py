@@ -18,8 +18,7 @@ from joulelab.data import sources
 from joulelab.data.chat.encoding import DocumentStore
 from joulelab.data.chat.packing import CausalBatch, PackedRows, use_packed_attention
 from joulelab.distill.causal.config import CausalSpec
-from joulelab.distill.causal.context import TEST, TRAIN, VALIDATION, CausalContext
-from joulelab.distill.causal.models import lm_head_weight
+from joulelab.distill.causal.models import TEST, TRAIN, VALIDATION, CausalContext, lm_head_weight
 from joulelab.distill.runner import StageSpec
 from joulelab.errors import ConfigError
 from joulelab.evaluate.exact_answers import chance_level, grade_answers, read_questions

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torch import nn
 
 from joulelab.distill.causal.config import CausalSpec
-from joulelab.distill.causal.context import TRAIN, CausalContext
 from joulelab.distill.causal.data import prepare_data
 from joulelab.distill.causal.generated_data import judge_answers, make_pairs, score_reference, synthetic_documents
-from joulelab.distill.causal.models import check_models, check_tokenizers, load_student
+from joulelab.distill.causal.models import TRAIN, CausalContext, check_models, check_tokenizers, load_student
 from joulelab.distill.causal.objective import (
     StudentSetup,
     TrainingData,

@@ -16,8 +16,7 @@ from torch import nn
 
 from joulelab.data.chat.packing import use_packed_attention
 from joulelab.distill.causal.config import CausalSpec, CausalTraining
-from joulelab.distill.causal.context import CausalContext
-from joulelab.distill.causal.models import LoraModel, add_lora, load_student, make_student, save_student
+from joulelab.distill.causal.models import CausalContext, LoraModel, add_lora, load_student, make_student, save_student
 from joulelab.distill.causal.objective import StudentSetup, TrainingData
 from joulelab.errors import ConfigError
 from joulelab.runs.artifacts import Ancestor, Artifact, Bill, ancestry_of

@@ -16,9 +16,8 @@ from torch import nn
 
 from joulelab.data.chat.conversations import ASSISTANT, Row, prompt_of
 from joulelab.distill.causal.config import CausalSpec
-from joulelab.distill.causal.context import TRAIN, CausalContext
 from joulelab.distill.causal.data import split_rows
-from joulelab.distill.causal.models import lm_head_weight
+from joulelab.distill.causal.models import TRAIN, CausalContext, lm_head_weight
 from joulelab.distill.logit_cache.cache_store import (
     LogitCache,
     PendingRows,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from joulelab.data import samples, sources
+from joulelab.data import sources
 from joulelab.data.masking import counts_file
 from joulelab.data.splits import parse_split
 from joulelab.data.text import DEFAULT_MIN_CHARS, check_source
@@ -79,7 +79,7 @@ class DumpSpec(PrepareSpec):
         if self.max_chars is not None and self.max_chars < self.min_chars:
             raise ConfigError(f"no document has {self.min_chars} to {self.max_chars} characters", "swap the limits")
         found = sources.parse(self.source)
-        if found.kind == "sample" and samples.find(found.name).kind != "labeled-text":
+        if found.kind == "sample" and sources.find_sample(found.name).kind != "labeled-text":
             raise ConfigError(f"{self.source} is a model, not text", "use sample:reviews")
 
 
@@ -212,5 +212,5 @@ def _require_text(file: Path) -> None:
 
 def _require_model(name: str) -> None:
     found = sources.parse(name)
-    if found.kind == "sample" and samples.find(found.name).kind == "labeled-text":
+    if found.kind == "sample" and sources.find_sample(found.name).kind == "labeled-text":
         raise ConfigError(f"{name} is text, not a model", "use sample:minilm or sample:smollm2")
