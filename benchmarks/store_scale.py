@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.runs.index import INDEX
 from joulelab.runs.record import (
     Attempt,
     EnergyByComponent,
@@ -111,7 +112,7 @@ def main() -> None:
     found["list_after_one_new_run_s"] = timed("runs", *place)
     requested = "select label, count(*), avg(energy_j) from stages join runs using (run_id) group by label"
     found["query_s"] = timed("query", requested.replace("avg(energy_j)", "avg(stages.energy_j)"), *place)
-    found["index_bytes"] = (store / "index.parquet").stat().st_size
+    found["index_bytes"] = (store / INDEX).stat().st_size
     for name, value in found.items():
         print(f"{name:<28} {value:>12.4g}")
     print(json.dumps(found))

@@ -230,3 +230,47 @@ CALCULATIONS = Table(
         "require-device": "joulelab.train.devices:require_device",
     },
 )
+
+# What the extras of pyproject.toml install, by the names that are imported. A package of several extras is named by the
+# first of them in hints.
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "train": ("torch", "transformers", "tokenizers", "safetensors", "datasets", "gguf"),
+    "report": ("altair", "vl_convert", "jinja2", "pyarrow"),
+    "query": ("duckdb", "pytz", "pyarrow"),
+    "vision": ("PIL",),
+    "graphs": ("torch_geometric", "rdkit"),
+    "peft": ("peft",),
+    "lm-eval": ("lm_eval",),
+    "codecarbon": ("codecarbon",),
+}
+
+
+def absent_packages(*packages: str) -> list[str]:
+    """Those of the packages that are not installed; nothing is imported."""
+    return [name for name in packages if importlib.util.find_spec(name) is None]
+
+
+def install_hint(*extras: str) -> str:
+    return f'pip install "joulelab[{",".join(dict.fromkeys(extras))}]"'
+
+
+def require_packages(what: str, *packages: str, otherwise: str = "train") -> None:
+    """Raise an error that names the absent packages and the extras that install them.
+
+    A package that is in no extra, as a user's model may need one, is ascribed to the extra `otherwise`.
+    """
+    absent = absent_packages(*packages)
+    if absent:
+        extra_of = {name: extra for extra in reversed(list(EXTRAS)) for name in EXTRAS[extra]}
+        raise _absence(what, absent, install_hint(*(extra_of.get(name, otherwise) for name in absent)))
+
+
+def require_extra(what: str, extra: str) -> None:
+    absent = absent_packages(*EXTRAS[extra])
+    if absent:
+        raise _absence(what, absent, install_hint(extra))
+
+
+def _absence(what: str, absent: list[str], hint: str) -> DependencyMissing:
+    names = " and ".join([", ".join(absent[:-1]), absent[-1]] if len(absent) > 1 else absent)
+    return DependencyMissing(f"{what} needs {names}, which {'is' if len(absent) == 1 else 'are'} not installed", hint)

@@ -16,7 +16,7 @@ from joulelab.report.tables.comparison_tables import runs_grid
 from joulelab.report.tables.grid import make_grid
 from joulelab.runs import index
 from joulelab.runs.attempt import create_run
-from joulelab.runs.index import INDEX, LISTING, SUMMARY, IndexReporter, listed, listed_run, refresh
+from joulelab.runs.index import INDEX, LISTING, SUMMARY, IndexReporter, listed, listed_run
 from joulelab.runs.lock import holding
 from joulelab.runs.paths import RunPaths, write_json
 from joulelab.runs.record import flat_summary
@@ -63,7 +63,7 @@ def test_a_record_is_read_again_only_when_it_changed(folder, store, read):
     assert read == []
     record = read_record(RunPaths(folder))
     write_json(folder / "run.json", record.model_copy(update={"label": "another label"}))
-    assert refresh(store, output_text(), ["label"]).column("label").to_pylist() == ["the label", "another label"]
+    assert listed(store, output_text(), ["label"]) == [("the label",), ("another label",)]
     assert read == [folder.name]
     shutil.rmtree(store / second)
     assert ids(store) == [folder.name]
@@ -74,9 +74,9 @@ def test_a_killed_run_is_read_again_when_its_trace_changes_and_a_living_one_alwa
     record = read_record(paths)
     write_json(paths.record, record.model_copy(update={"status": "running"}))
     with holding(folder):
-        assert refresh(store, output_text()).column("status").to_pylist() == ["running"]
+        assert listed(store, output_text(), ["status"]) == [("running",)]
         read.clear()
-        refresh(store, output_text())
+        ids(store)
         assert len(read) == 1
     trace = paths.traces()[0][2]
     moved = trace.with_name("elsewhere.1.parquet")
@@ -86,12 +86,12 @@ def test_a_killed_run_is_read_again_when_its_trace_changes_and_a_living_one_alwa
     dead = moved.with_suffix(".jsonl")
     dead.write_text("".join(json.dumps(line) + "\n" for line in lines))
     os.utime(dead, (1e9, 1e9))
-    assert refresh(store, output_text()).column("status").to_pylist() == ["truncated"]
+    assert listed(store, output_text(), ["status"]) == [("truncated",)]
     read.clear()
-    refresh(store, output_text())
+    ids(store)
     assert read == []
     os.utime(dead, (1e9, 1.1e9))
-    refresh(store, output_text())
+    ids(store)
     assert len(read) == 1
 
 
@@ -105,7 +105,7 @@ def test_a_damaged_index_is_made_anew(store, damage):
 
 def test_an_index_of_another_version_is_made_anew(store, read, monkeypatch):
     ids(store)
-    monkeypatch.setattr(index, "VERSION", "another")
+    monkeypatch.setattr(index, "VERSION", 10**6)
     read.clear()
     ids(store)
     assert len(read) == 1

@@ -98,7 +98,7 @@ def test_without_duckdb_the_way_out_is_reported(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(DependencyMissing) as error:
         run_query(store, "select 1", TOLD)
-    assert error.value.hint == "pip install 'joulelab[query]'"
+    assert error.value.hint == 'pip install "joulelab[query]"'
 
 
 def test_a_trace_that_was_interrupted_does_not_hide_the_others(store, folder):

@@ -63,14 +63,19 @@ def pack(
 
 def write_missing_reports(folders: list[Path]) -> None:
     """Write report.html where a run or group has none, for example because it was interrupted."""
-    from joulelab.report.page import write_report
+    from joulelab import lookup
 
-    for folder in folders:
-        if not (folder / "report.html").exists():
-            try:
-                write_report(folder)
-            except JoulelabError as error:
-                print(f"no report for {folder.name}: {error.message}", file=sys.stderr)
+    lacking = [folder for folder in folders if not (folder / "report.html").exists()]
+    if lacking and lookup.absent_packages(*lookup.EXTRAS["report"]):
+        note(f"packed without report.html of {plural(len(lacking), 'run')}; to add it: {lookup.install_hint('report')}")
+        return
+    for folder in lacking:
+        from joulelab.report.page import write_report
+
+        try:
+            write_report(folder)
+        except JoulelabError as error:
+            print(f"no report for {folder.name}: {error.message}", file=sys.stderr)
 
 
 def unpack(

@@ -43,7 +43,7 @@ def runs(
 
     -v lists all runs and the groups, -q the ids alone.
 
-    The list is read from index.parquet in the store, which is updated first and can be deleted at any time.
+    The list is read from index.sqlite in the store, which is updated first and can be deleted at any time.
     For anything beyond a list use `joulelab query`.
     """
     from joulelab.runs.store import store_root
@@ -123,9 +123,11 @@ def compact_store(store: Path, as_json: bool) -> None:
     import json
     from dataclasses import asdict
 
+    from joulelab.lookup import require_packages
     from joulelab.runs.store import compact_ended
     from joulelab.units import size_text
 
+    require_packages("joulelab runs --compact", "pyarrow")
     result = compact_ended(store)
     for text in result.kept:
         print(f"not converted: {text}", file=sys.stderr)
@@ -319,9 +321,11 @@ def query(
         return
     if sql is None or not sql.strip():
         raise UsageError("no SQL was given", 'joulelab query "select * from runs", or --schema for the columns')
+    from joulelab.lookup import require_extra
     from joulelab.runs.index import run_query
     from joulelab.runs.store import store_root
 
+    require_extra("joulelab query", "query")
     store = store_root(runs_dir)
     if not store.is_dir():
         raise UsageError(f"no store at {store.absolute()}", "set --runs-dir or JOULELAB_RUNS to its directory")

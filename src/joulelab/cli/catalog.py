@@ -102,7 +102,7 @@ def analytic_cost(entry: ZooEntry, size: str) -> dict[str, Any] | None:
     request = WorkloadRequest(entry, size)
     absent = [package for package in ("torch", *absent_packages(entry)) if not _installed(package)]
     if absent:
-        need = f'{" and ".join(absent)}: pip install "joulelab[{entry.extra}]"'
+        need = f"{' and '.join(absent)}: {lookup.install_hint(entry.extra)}"
         print(f"FLOPs and bytes not counted; this needs {need}", file=sys.stderr)
         return None
     cost: dict[str, Any] = lookup.CALCULATIONS.resolve("paper-cost")(request)

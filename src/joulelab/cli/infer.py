@@ -316,7 +316,7 @@ def run_models_folder(folder: Path, sort: str, as_json: bool) -> None:
     from joulelab.cli.browse import show_inference_group
     from joulelab.cli.run import execute_members
     from joulelab.cli.sweep import run_in_subprocess
-    from joulelab.report.page import write_report
+    from joulelab.report import report_line
     from joulelab.runs.validity import enforce
 
     note(f"group {folder}")
@@ -327,7 +327,7 @@ def run_models_folder(folder: Path, sort: str, as_json: bool) -> None:
         print(f"resume it:         joulelab run --resume {folder}", file=sys.stderr)
         raise
     show_inference_group(folder, as_json, sort)
-    note(f"report: {write_report(folder)}")
+    note(report_line(folder))
     failed = [record for record in records if record.status != "done"]
     if failed:
         raise JoulelabError(

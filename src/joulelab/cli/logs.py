@@ -9,6 +9,7 @@ import typer
 
 from joulelab.cli.options import AsJson, RunsDir, complete_runs, note
 from joulelab.errors import UsageError
+from joulelab.lookup import require_extra
 
 if TYPE_CHECKING:
     from joulelab.meter.importers.emissions_csv import CodeCarbonLog
@@ -149,6 +150,7 @@ def plot(
     as_json: AsJson = False,
 ) -> None:
     """Plot power, GPU utilization, GPU memory and CPU utilization over time, and write summary.json."""
+    require_extra("joulelab plot", "report")
     wanted = _formats(formats)
     if period is not None and not 0 < period < float("inf"):
         raise UsageError(f"--period {period:g} is not a number above 0")

@@ -10,6 +10,7 @@ import typer
 
 from joulelab.cli.options import AsJson, Baseline, IncludeRepeated, QualityName, RunsDir, SeveralRuns, complete_runs
 from joulelab.errors import ConfigError, UsageError
+from joulelab.lookup import require_extra
 
 if TYPE_CHECKING:
     from joulelab.meter.grids import GridFactor
@@ -72,6 +73,7 @@ def report(
 
       joulelab report last --svg --pdf --latex
     """
+    require_extra("joulelab report", "report")
     from joulelab.report.page import check_document, write_document
     from joulelab.runs.store import store_root
 

@@ -371,7 +371,7 @@ def run_folder(folder: Path, options: RunOptions) -> None:
     """Execute the run in `folder` and print its record."""
     from joulelab.cli.browse import print_run
     from joulelab.cli.console import watching
-    from joulelab.report.page import write_report
+    from joulelab.report import report_line
     from joulelab.runs.execute import execute
     from joulelab.runs.paths import RunPaths
     from joulelab.runs.validity import enforce
@@ -388,19 +388,19 @@ def run_folder(folder: Path, options: RunOptions) -> None:
     if record.status == "queued":
         print(f"phase {options.until} is done; continue with: joulelab run --resume {folder}", file=sys.stderr)
         return
-    page = None if record.group else write_report(folder)  # members are on their group's page
+    page = None if record.group else report_line(folder)  # members are on their group's page
     if options.as_json:
         print(options.to_json(record))
     else:
         print_run(record)
         if page is not None:
-            note(f"report: {page}")
+            note(page)
     enforce(record)
 
 
 def run_group_folder(folder: Path, as_json: bool) -> None:
     from joulelab.cli.browse import show_group
-    from joulelab.report.page import write_report
+    from joulelab.report import report_line
     from joulelab.runs.execute import execute
     from joulelab.runs.validity import enforce
 
@@ -412,7 +412,7 @@ def run_group_folder(folder: Path, as_json: bool) -> None:
         print(f"resume it:         joulelab run --resume {folder}", file=sys.stderr)
         raise
     show_group(folder, as_json)
-    note(f"report: {write_report(folder)}")
+    note(report_line(folder))
     for record in records:
         enforce(record)
 
@@ -455,10 +455,12 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a teacher, train a student with three methods and two seeds each, and compare energy and accuracy."""
+    from joulelab import lookup
     from joulelab.data.sources import locate_sample
     from joulelab.runs.environment import discovery_text, sensors_line
     from joulelab.runs.store import store_root
 
+    lookup.require_extra("joulelab demo", "train")
     for name in ("minilm", "reviews"):
         locate_sample(name)
     note(discovery_text(estimate_cpu=True) if detail() == "verbose" else sensors_line(estimate_cpu=True))

@@ -171,7 +171,7 @@ def resume_sweep(store: Path, name: str, as_json: bool) -> None:
 def run_sweep_folder(folder: Path, as_json: bool) -> None:
     from joulelab.cli.browse import show_group
     from joulelab.cli.run import execute_members
-    from joulelab.report.page import write_report
+    from joulelab.report import report_line
 
     note(f"sweep {folder}")
     try:
@@ -181,7 +181,7 @@ def run_sweep_folder(folder: Path, as_json: bool) -> None:
         print(f"resume it:         joulelab sweep --resume {folder}", file=sys.stderr)
         raise
     show_group(folder, as_json)
-    note(f"report: {write_report(folder)}")
+    note(report_line(folder))
     _require_all_done(folder, records)
 
 

@@ -180,11 +180,11 @@ def _requeue(folder: Path) -> bool:
 
 def report_in_job(folder: Path) -> int:
     """The last job of a chain: import Slurm's accounting and write the report."""
-    from joulelab.report.page import write_report
+    from joulelab.report import report_line
 
     for row in import_accounting(folder):
         _log(row.text)
-    print(write_report(folder))
+    print(report_line(folder).removeprefix("report: "))
     return 0
 
 

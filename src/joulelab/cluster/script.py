@@ -153,6 +153,6 @@ def check_activation(environment: Environment, needs_torch: bool = True, python:
     if needs_torch and not has_torch:
         raise UsageError(
             f"the job's environment ({found}) has no torch, which training needs",
-            f"pip install joulelab[train] there, or set --venv, --conda or --module; {_SKIP}",
+            f"install joulelab with its extra train there, or set --venv, --conda or --module; {_SKIP}",
         )
     return str(found)

@@ -25,6 +25,7 @@ from joulelab.data.image_folders import LabeledFiles, find_files
 from joulelab.data.splits import Split
 from joulelab.data.text import pick, read_table
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
+from joulelab.lookup import install_hint
 from joulelab.meter.sensors.cpu import usable_cores
 
 # Crops of ImageNet training: https://arxiv.org/abs/1409.4842 and torchvision's reference scripts.
@@ -160,7 +161,7 @@ def _pillow() -> Any:
     try:
         return importlib.import_module("PIL.Image")
     except ImportError as error:
-        raise DependencyMissing("reading images needs Pillow, which is not installed", "pip install pillow") from error
+        raise DependencyMissing("images need Pillow, which is not installed", install_hint("vision")) from error
 
 
 @dataclass(frozen=True)

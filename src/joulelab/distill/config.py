@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from joulelab import lookup
-from joulelab.errors import DependencyMissing, NotFoundError
+from joulelab.errors import NotFoundError
 from joulelab.runs.phases import RENAMED_PHASES, Phase
 from joulelab.runs.spec import LARGEST_SEED, Section
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
@@ -58,8 +57,10 @@ class DistillSpec(TrainingRunSpec):
         """The trainings this run may do."""
         raise NotImplementedError
 
+    def require_packages(self) -> None:
+        lookup.require_packages("this run", *self.requires)
+
     def checks(self) -> Iterator[Callable[[], object]]:
-        yield lambda: require_packages(*self.requires)
         yield lambda: require_trackers(self.trainings)
         yield self.require_evaluators
 
@@ -101,12 +102,6 @@ class LabelsAndTeacherSection(DistillSection):
 
     alpha: float = Field(0.5, ge=0, le=1)
     """Weight of the labels, or of the data's own tokens (kd_alpha); 0 uses the teacher alone, 1 turns it off."""
-
-
-def require_packages(*names: str) -> None:
-    missing = [name for name in names if find_spec(name) is None]
-    if missing:
-        raise DependencyMissing(f"training needs {' and '.join(missing)}", 'pip install "joulelab[train]"')
 
 
 def require_trackers(trainings: Iterable[TrainingConfig]) -> None:

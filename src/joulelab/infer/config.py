@@ -269,6 +269,7 @@ class InferSpec(RunSpec):
 
     def preflight(self) -> None:
         """Check files, lengths, device and memory before the idle baseline is measured."""
+        self.require_packages()
         self._require_files()
         prompt_tokens = self._longest_prompt()
         if self.kind == "pretrained":
@@ -277,10 +278,14 @@ class InferSpec(RunSpec):
         on_gpu = self._require_device()
         require_memory(self, on_gpu, prompt_tokens)
 
+    def require_packages(self) -> None:
+        if self.kind == "zoo":
+            require_packages(find_model(self.model))
+        lookup.require_packages("this run", "torch", "transformers")
+
     def _require_files(self) -> None:
         if self.kind == "zoo":
             entry = find_model(self.model)
-            require_packages(entry)
             for tokens in self.seq_lengths or (0,):
                 shape = {"tokens": tokens} if tokens else {}
                 WorkloadRequest(entry, self.size, weights=self.weights, requested_shape=shape).require_length()

@@ -3,10 +3,8 @@
 JSONL survives a kill: whole lines per `write()`, synced, and tolerant when read. Afterwards the lines are copied into
 columns of fixed types, a tenth of the size and fast to read into arrays. What does not fit a column (a header, a list
 of processes, a null) is JSON in the column `rest`, so that every line is restored exactly; `copy_to_parquet` reads the
-copy back and compares it before renaming it into place.
-
-Arrow arrays are built from their buffers: `pyarrow.array` imports pandas to check for pandas objects, which costs half
-a second and tens of megabytes in the measured program.
+copy back and compares it before renaming it into place. Parquet needs pyarrow, which the base installation does not
+have: there a closed trace stays JSONL.
 """
 
 from __future__ import annotations
@@ -14,9 +12,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, islice, zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from numpy.typing import NDArray
 
 from joulelab import __version__, clock
 from joulelab.errors import JoulelabError
+from joulelab.lookup import require_packages
 
 SCHEMA_VERSION = 1
 
@@ -133,81 +132,10 @@ def read_header(path: Path) -> dict[str, Any]:
     return first if first.get("kind") == "header" else {}
 
 
-def array_of(values: Sequence[Any], kind: Any) -> Any:
-    """Values, None where there is none, as an Arrow array of int64, float64, bool, string, list, map or struct.
-
-    A map is given as a list of pairs, a struct as a dict.
-    """
-    import pyarrow as pa
-
-    # Arrow's columnar format: buffer 0 of every type is the validity bitmap (absent if nothing is null). Values of
-    # variable length follow as int32 offsets, one more than there are rows, and then their contents.
-    # https://arrow.apache.org/docs/format/Columnar.html
-    known = np.fromiter((value is not None for value in values), bool, len(values))
-    buffers, children = [None if known.all() else _bits(known)], []
-    if pa.types.is_string(kind):
-        encoded = [b"" if value is None else value.encode() for value in values]
-        buffers += [_offsets(encoded), pa.py_buffer(b"".join(encoded))]
-    elif pa.types.is_boolean(kind):
-        buffers.append(_bits(np.fromiter(map(bool, values), bool, len(values))))
-    elif pa.types.is_struct(kind):
-        fields = [kind.field(number) for number in range(kind.num_fields)]
-        children = [array_of([value and value[field.name] for value in values], field.type) for field in fields]
-    elif pa.types.is_map(kind):
-        # a map is a list of (key, value) structs, and the key may not be null
-        pairs = list(chain.from_iterable(value or () for value in values))
-        entries = pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])
-        children = [array_of([{"key": key, "value": item} for key, item in pairs], entries)]
-        buffers.append(_offsets([value or () for value in values]))
-    elif pa.types.is_list(kind):
-        children = [array_of(list(chain.from_iterable(value or () for value in values)), kind.value_type)]
-        buffers.append(_offsets([value or () for value in values]))
-    else:
-        width = np.int64 if pa.types.is_integer(kind) else np.float64
-        buffers.append(pa.py_buffer(np.array([0 if value is None else value for value in values], width)))
-    missing = len(values) - int(known.sum())
-    return pa.Array.from_buffers(kind, len(values), buffers, missing, children=children)
-
-
-def indices(rows: Sequence[int] | np.ndarray[Any, Any]) -> Any:
-    """Row numbers, for `take`."""
-    import pyarrow as pa
-
-    return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows, np.int64))])
-
-
-def table_of(rows: Sequence[dict[str, Any]], schema: Any) -> Any:
-    """Rows as a table; what a row does not have is missing there."""
-    import pyarrow as pa
-
-    columns = [array_of([row.get(field.name) for row in rows], field.type) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def numbers_in(array: Any, width: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The numbers of a primitive array, 0 where there is none, and where there is one."""
-    if not len(array):
-        return np.zeros(0, width), np.zeros(0, bool)
-    # a slice shares the buffers of its parent and starts at its offset
-    begin, end = array.offset, array.offset + len(array)
-    valid, values = array.buffers()
-    numbers = np.frombuffer(values, width, count=end)[begin:]
-    if valid is None:
-        return numbers, np.ones(len(array), bool)
-    known = np.unpackbits(np.frombuffer(valid, np.uint8), count=end, bitorder="little")[begin:].astype(bool)
-    return np.where(known, numbers, 0), known
-
-
-def _bits(flags: np.ndarray[Any, Any]) -> Any:
-    import pyarrow as pa
-
-    return pa.py_buffer(np.packbits(flags, bitorder="little"))
-
-
-def _offsets(chunks: Sequence[Any]) -> Any:
-    import pyarrow as pa
-
-    return pa.py_buffer(np.fromiter(accumulate(map(len, chunks), initial=0), np.int32, len(chunks) + 1))
+def numbers_in(array: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The numbers of an Arrow array, 0 where there is none, and where there is one."""
+    # filled first: pyarrow converts integers with nulls to floats, which cannot hold every nanosecond
+    return array.fill_null(0).to_numpy(zero_copy_only=False), array.is_valid().to_numpy(zero_copy_only=False)
 
 
 Line = dict[str, Any]
@@ -353,7 +281,7 @@ def _table(lines: list[Line], schema: Any) -> Any:
                 rest[name] = value
         columns[MISFIT][row] = any(name in _FITS and value is not None for name, value in rest.items())
         columns[REST][row] = json.dumps(rest, separators=(",", ":"), sort_keys=True) if rest else None
-    return pa.Table.from_arrays([array_of(columns[field.name], field.type) for field in schema], schema=schema)
+    return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
 
 def read_parquet_lines(path: Path) -> Iterator[Line]:
@@ -375,6 +303,7 @@ def read_parquet_lines(path: Path) -> Iterator[Line]:
 
 def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[Any]:
     """The record batches of a trace, some columns or all of them."""
+    require_packages(f"the trace {path}", "pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -418,8 +347,7 @@ def read_rare_lines(path: Path) -> list[dict[str, Any]]:
     for batch in read_batches(path, _RARE_COLUMNS):
         codes, kinds = _codes(batch.column("kind"))
         wanted = [number for number, kind in enumerate(kinds) if kind not in READINGS]
-        rows = np.flatnonzero(np.isin(codes, wanted))
-        for row in batch.take(indices(rows)).to_pylist() if len(rows) else ():
+        for row in batch.take(np.flatnonzero(np.isin(codes, wanted))).to_pylist():
             rest = row.pop(REST)
             line = {name: value for name, value in row.items() if value is not None}
             found.append(line | (json.loads(rest) if rest else {}))
@@ -438,7 +366,7 @@ def read_readings(path: Path) -> Readings:
 
 
 def _take(found: Readings, columns: dict[str, Any]) -> None:
-    mono_ns, known = numbers_in(columns["mono_ns"], np.int64)
+    mono_ns, known = numbers_in(columns["mono_ns"])
     if (stamps := mono_ns[known & (mono_ns != 0)]).size:
         found.stamps += [int(stamps.min()), int(stamps.max())]
     kind_codes, kinds = _codes(columns["kind"])
@@ -447,13 +375,13 @@ def _take(found: Readings, columns: dict[str, Any]) -> None:
     def is_kind(name: str) -> Any:
         return np.equal(kind_codes, kinds.index(name) if name in kinds else len(kinds))
 
-    power_w, has_power = numbers_in(columns["power_watts"], float)
-    counter_j, has_counter = numbers_in(columns["energy_counter_j"], float)
-    counter_ns, has_stamp = numbers_in(columns["counter_mono_ns"], np.int64)
+    power_w, has_power = numbers_in(columns["power_watts"])
+    counter_j, has_counter = numbers_in(columns["energy_counter_j"])
+    counter_ns, has_stamp = numbers_in(columns["counter_mono_ns"])
     read_s = np.zeros(len(counter_j))
     if "counter_read_s" in columns:  # traces of the first release do not have it
-        read_s = np.nan_to_num(numbers_in(columns["counter_read_s"], float)[0])
-    busy_s, has_busy = numbers_in(columns["busy_thread_s"], float)
+        read_s = np.nan_to_num(numbers_in(columns["counter_read_s"])[0])
+    busy_s, has_busy = numbers_in(columns["busy_thread_s"])
     gpu, estimate, samples = is_kind("gpu"), is_kind("estimate"), is_kind("samples")
     for number, device in enumerate(devices):
         mine = device_codes == number
@@ -472,7 +400,7 @@ def _take(found: Readings, columns: dict[str, Any]) -> None:
 def _codes(column: Any) -> tuple[Array, list[str]]:
     """A text column as indices into a list of its values; -1 for null."""
     encoded = column.dictionary_encode()
-    codes, known = numbers_in(encoded.indices, np.int32)
+    codes, known = numbers_in(encoded.indices)
     return np.where(known, codes, -1), encoded.dictionary.to_pylist()
 
 
@@ -485,24 +413,24 @@ def _take_samples(found: Readings, device: str, columns: dict[str, Any], rows: A
     """Each line places its samples by a pair of wall and monotonic time."""
     if not len(rows):
         return
-    wall_us, _ = numbers_in(columns["wall_us"], np.int64)
-    wall_ns, _ = numbers_in(columns["wall_us_mono_ns"], np.int64)
-    stamps, powers = columns["sample_us"].take(indices(rows)), columns["sample_mw"].take(indices(rows))
-    lengths, _ = numbers_in(stamps.value_lengths(), np.int32)
+    wall_us, _ = numbers_in(columns["wall_us"])
+    wall_ns, _ = numbers_in(columns["wall_us_mono_ns"])
+    stamps, powers = columns["sample_us"].take(rows), columns["sample_mw"].take(rows)
+    lengths, _ = numbers_in(stamps.value_lengths())
     begin_ns = np.repeat(wall_ns[rows] - wall_us[rows] * 1000, lengths)
-    stamps_us, _ = numbers_in(stamps.flatten(), np.int64)
-    powers_mw, _ = numbers_in(powers.flatten(), np.int64)
+    stamps_us, _ = numbers_in(stamps.flatten())
+    powers_mw, _ = numbers_in(powers.flatten())
     found.samples.setdefault(device, []).append((begin_ns + stamps_us * 1000, powers_mw / 1000))
 
 
 def _take_map(found: Readings, column: Any, rows: Array, mono_ns: Array, prefix: str) -> None:
     if not len(rows):
         return
-    chosen = column.take(indices(rows))
-    offsets, _ = numbers_in(chosen.offsets, np.int32)
+    chosen = column.take(rows)
+    offsets, _ = numbers_in(chosen.offsets)
     times = np.repeat(mono_ns[rows], np.diff(offsets))
     inside = slice(int(offsets[0]), int(offsets[-1]))
     codes, names = _codes(chosen.keys)
-    values, _ = numbers_in(chosen.items, float)
+    values, _ = numbers_in(chosen.items)
     for number, name in enumerate(names):
         _add(found.counters, f"{prefix}{name}", times, values[inside], codes[inside] == number)

@@ -210,6 +210,7 @@ def execute(paths: RunPaths, progress: Progress, last_phase: Phase | None = None
     With `last_phase` the attempt ends before the next phase, and the run is queued for a later attempt.
     """
     spec = check(read_mapping(paths.config))
+    spec.require_packages()
     rank = current_rank()
     status: Status = "done"
     error: BaseException | None = None

@@ -1,9 +1,10 @@
-"""The store's index: one row per run in `index.parquet`, so that listing 10,000 runs opens one file; and SQL over it.
+"""The store's index: one row per run in `index.sqlite`, so that listing 10,000 runs opens one file; and SQL over it.
 
 The index is a copy of the records and can be deleted at any time. A row is valid while its `run.json` is the file that
 it was read from (time, size, inode); for a run that was never closed, traces and marks are compared too. The file is
 replaced as a whole, so readers never see a partial one and need no lock, which network file systems may not provide. If
-two processes write concurrently, the later one wins, and rows that it did not have are read again next time.
+two processes write concurrently, the later one wins, and rows that it did not have are read again next time. SQLite is
+part of Python, so listing needs no optional package.
 
 `joulelab runs` lists the columns of the tables `runs` and `stages`, and `joulelab query` runs SQL over them and over
 `samples`, the traces themselves. DuckDB reads them in place. A query cannot write, or read elsewhere: a single SELECT,
@@ -12,21 +13,25 @@ files of the store only, and the configuration is locked before the query runs.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
 import secrets
+import shutil
+import sqlite3
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from joulelab.errors import DependencyMissing, JoulelabError, UsageError
+from joulelab.errors import JoulelabError, UsageError
+from joulelab.lookup import require_extra
 from joulelab.meter.figures import EnergyFigure, ErrorComponent
-from joulelab.meter.trace import SUFFIX, indices, is_whole, lines_table, read_lines, table_of
+from joulelab.meter.trace import SUFFIX, is_whole, lines_table, read_lines
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Grade, Result, RunRecord, StageRecord, Status, flat_summary, repeat_mean
 from joulelab.runs.store import age, current_record, read_record, run_files
@@ -269,25 +274,11 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def arrow_fields(columns: Mapping[str, Column]) -> list[tuple[str, Any]]:
-    import pyarrow as pa
-
-    kinds = {
-        TEXT: pa.string(),
-        NUMBER: pa.float64(),
-        INTEGER: pa.int64(),
-        YES_NO: pa.bool_(),
-        TIME: pa.string(),
-        JSON: pa.string(),
-        RESULTS: pa.map_(pa.string(), pa.float64()),
-    }
-    return [(name, kinds[column.kind]) for name, column in columns.items()]
-
-
-INDEX = "index.parquet"
-VERSION = "6"
-_OF = "joulelab.index"
+INDEX = "index.sqlite"
+VERSION = 7
 KEYS = FOLDER, STATE, OPEN_STATE = ("folder", "state", "open_state")
+_ROW = "row"
+"""Everything else about a run: JSON, compressed, because 10,000 rows of it are 100 MB."""
 # The row of a running run is replaced every time it is read.
 ALIVE = "alive"
 
@@ -301,106 +292,77 @@ class IndexReporter:
     """Called with the number of runs that must be read, before it begins."""
 
 
-def refresh(store: Path, reporter: IndexReporter, columns: Sequence[str] | None = None) -> Any:
-    """The up-to-date index as an Arrow table, oldest run first; written back if it changed.
-
-    If nothing changed, only the requested columns are read.
-    """
-    import pyarrow as pa
-
+def listed(store: Path, reporter: IndexReporter, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Some columns of every run, oldest first, from the up-to-date index; it is written back if it changed."""
     files = run_files(store)
-    requested = [name for name in columns or _schema().names if name not in KEYS]
-    # Parquet reads single columns: validating 10,000 rows needs the three key columns only, a
-    # hundredth of the file.
-    known = _read(store, [*KEYS, *requested])
-    valid = _valid_rows(store, known, files)
-    if len(valid) == len(files) == known.num_rows:
-        return _by_age(known)
-    known = _read(store)  # all columns; another process may have written it meanwhile
-    valid = _valid_rows(store, known, files)
-    missing = [name for name in files if name not in valid]
-    reporter.reading(len(missing))
-    rows = [row for name in missing if (row := _row(store, name, files[name], reporter)) is not None]
-    kept = known.take(indices(list(valid.values())))
-    table = pa.concat_tables([kept, _table(rows, reporter)])
-    if rows or kept.num_rows != known.num_rows:
+    known = _read(store, with_rows=not set(columns) <= {FOLDER, LISTING})
+    rows = {name: row for name, row in known.items() if name in files and _is_valid(store, name, files[name], row)}
+    gone, missing = [name for name in known if name not in rows], [name for name in files if name not in rows]
+    if missing:
+        reporter.reading(len(missing))
+    read = {name: row for name in missing if (row := _row(store, name, files[name], reporter)) is not None}
+    if gone or read:
         with suppress(OSError):  # a read-only store is read without an index
-            _write(store, table)
-    return _by_age(table.select([*KEYS, *requested]))
+            _write(store, gone, read, bool(known))
+    rows |= read
+    names = sorted(rows, key=lambda name: (age(name), name))
+    return [tuple(rows[name][column] for column in columns) for name in names]
 
 
-def _table(rows: list[dict[str, Any]], reporter: IndexReporter) -> Any:
-    """A row that does not fit the columns is reported and skipped; all rows are tried together first, for speed."""
+def _read(store: Path, with_rows: bool) -> dict[str, dict[str, Any]]:
+    """The index on disk by folder; one that is absent, corrupted or of another version counts as empty.
+
+    A list of runs does without the compressed rows.
+    """
+    names = [*KEYS, LISTING, *([_ROW] if with_rows else [])]
+    place, query = quote(str((store / INDEX).absolute())), f"select {', '.join(names)} from runs"
     try:
-        return table_of(rows, _schema())
-    except (ValueError, TypeError, ArithmeticError) as error:
-        if len(rows) == 1:
-            reporter.unreadable(f"{rows[0][FOLDER]}: {type(error).__name__}: {error}")
-            return table_of([], _schema())
-    import pyarrow as pa
-
-    return pa.concat_tables([_table([row], reporter) for row in rows])
-
-
-def _by_age(table: Any) -> Any:
-    names = table.column(FOLDER).to_pylist()
-    return table.take(indices(sorted(range(len(names)), key=lambda index: (age(names[index]), names[index]))))
+        # immutable: the file is replaced and never changed, so it is read without a lock
+        with closing(sqlite3.connect(f"file:{place}?mode=ro&immutable=1", uri=True)) as connection:
+            if connection.execute("pragma user_version").fetchone()[0] != VERSION:
+                return {}
+            rows = [dict(zip(names, values, strict=True)) for values in connection.execute(query)]
+        unpacked = [json.loads(zlib.decompress(row.pop(_ROW))) if with_rows else {} for row in rows]
+        return {row[FOLDER]: row | values for row, values in zip(rows, unpacked, strict=True)}
+    except (sqlite3.Error, zlib.error, ValueError):
+        return {}
 
 
-def _schema() -> Any:
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            *((name, pa.string()) for name in KEYS),
-            *arrow_fields(RUNS),
-            *((name, pa.string()) for name in (LISTING, SUMMARY)),
-            (STAGE_ROWS, pa.list_(pa.struct(arrow_fields(STAGES)))),
-        ],
-        metadata={_OF: VERSION},
-    )
-
-
-def _read(store: Path, columns: Sequence[str] | None = None) -> Any:
-    """The index on disk; one that is absent, corrupted or of another version counts as empty and is rebuilt."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    schema = _schema()
-    requested = list(columns or schema.names)
-    try:
-        with pq.ParquetFile(store / INDEX) as file:
-            on_disk = file.schema_arrow
-            if on_disk.equals(schema) and (on_disk.metadata or {}).get(_OF.encode()) == VERSION.encode():
-                return file.read(columns=requested)
-    except (OSError, pa.ArrowException):
-        pass
-    return table_of([], schema).select(requested)
-
-
-def _write(store: Path, table: Any) -> None:
-    import pyarrow.parquet as pq
-
+def _write(store: Path, gone: Sequence[str], read: Mapping[str, Mapping[str, Any]], keep: bool) -> None:
     # A random name and not the pid: processes on two nodes that share the store may have the same
     # pid.
     temporary = store / f".{INDEX}.{secrets.token_hex(6)}.tmp"
+    names = [*KEYS, LISTING, _ROW]
     try:
-        pq.write_table(table, temporary, compression="zstd")
+        if keep:
+            shutil.copyfile(store / INDEX, temporary)
+        # nolock: no other process knows this name, and some network file systems have no locks
+        place = f"file:{quote(str(temporary.absolute()))}?nolock=1"
+        with closing(sqlite3.connect(place, uri=True, isolation_level=None)) as connection:
+            connection.execute("pragma journal_mode = off")  # a partial file is never renamed into place
+            connection.execute("pragma synchronous = off")
+            connection.execute("begin")
+            connection.execute(f"create table if not exists runs ({', '.join(names)}, primary key ({FOLDER}))")
+            connection.execute(f"pragma user_version = {VERSION}")
+            connection.executemany(f"delete from runs where {FOLDER} = ?", [(name,) for name in gone])
+            rows = [[row[name] for name in names] for row in read.values()]
+            connection.executemany(f"insert or replace into runs values ({', '.join('?' * len(names))})", rows)
+            connection.execute("commit")
         temporary.replace(store / INDEX)
+        (store / "index.parquet").unlink(missing_ok=True)  # the index of the first release
+    except sqlite3.OperationalError as error:  # the folder cannot be written, or the disk is full
+        raise OSError(str(error)) from None
+    except sqlite3.DatabaseError:  # the copied index is corrupted in a part that was not read: the next one starts anew
+        (store / INDEX).unlink(missing_ok=True)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _valid_rows(store: Path, known: Any, files: dict[str, os.stat_result]) -> dict[str, int]:
-    """Folder -> row of the runs that need not be read again."""
-    columns = [known.column(name).to_pylist() for name in KEYS]
-    rows = {}
-    for row, (name, state, open_state) in enumerate(zip(*columns, strict=True)):
-        if name not in files or _state(files[name]) != state:
-            continue
-        if open_state is None or open_state == _open_state(RunPaths(store / name)):
-            rows[name] = row
-    return rows
+def _is_valid(store: Path, name: str, file: os.stat_result, row: Mapping[str, Any]) -> bool:
+    """Whether the run need not be read again."""
+    if _state(file) != row[STATE]:
+        return False
+    return row[OPEN_STATE] is None or row[OPEN_STATE] == _open_state(RunPaths(store / name))
 
 
 def _state(file: os.stat_result) -> str:
@@ -424,6 +386,7 @@ def _row(store: Path, name: str, file: os.stat_result, reporter: IndexReporter) 
         record = current_record(paths, written)
         datetime.fromisoformat(record.created_at)
         row = row_of(record)
+        packed = zlib.compress(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode(), 1)
     except JoulelabError as error:
         reporter.unreadable(error.message)
         return None
@@ -436,13 +399,7 @@ def _row(store: Path, name: str, file: os.stat_result, reporter: IndexReporter) 
     watched = None
     if written.status == "running":
         watched = ALIVE if record.status == "running" else open_state
-    return {FOLDER: name, STATE: _state(file), OPEN_STATE: watched, **row}
-
-
-def listed(store: Path, reporter: IndexReporter, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Some columns of every run, oldest first."""
-    table = refresh(store, reporter, columns)
-    return list(zip(*(table.column(name).to_pylist() for name in columns), strict=True))
+    return {FOLDER: name, STATE: _state(file), OPEN_STATE: watched, **row, _ROW: packed}
 
 
 RUN_ID = ("run_id", TEXT, "the run")
@@ -487,7 +444,9 @@ def schema() -> Mapping[str, list[tuple[str, str, str]]]:
 
 
 def run_query(store: Path, sql: str, reporter: IndexReporter) -> QueryResult:
-    duckdb = _duckdb()
+    require_extra("joulelab query", "query")
+    import duckdb
+
     connection = duckdb.connect()
     try:
         _require_one_select(duckdb, connection, sql)
@@ -501,18 +460,6 @@ def run_query(store: Path, sql: str, reporter: IndexReporter) -> QueryResult:
         connection.close()
 
 
-def _duckdb() -> Any:
-    try:
-        import duckdb
-
-        importlib.import_module("pytz")  # DuckDB needs it for time zones but does not depend on it
-    except ImportError:
-        raise DependencyMissing(
-            "`joulelab query` requires duckdb and pytz, which are not installed", "pip install 'joulelab[query]'"
-        ) from None
-    return duckdb
-
-
 def _require_one_select(duckdb: Any, connection: Any, sql: str) -> None:
     statements = connection.extract_statements(sql)
     allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
@@ -522,19 +469,38 @@ def _require_one_select(duckdb: Any, connection: Any, sql: str) -> None:
 
 
 def _make_tables(connection: Any, store: Path, sql: str, reporter: IndexReporter) -> None:
-    table = refresh(store, reporter, [*RUNS, STAGE_ROWS])
-    connection.register("index_rows", table)
+    columns = [FOLDER, *RUNS, STAGE_ROWS]
+    rows = listed(store, reporter, columns)
+    connection.register("index_rows", _index_table([dict(zip(columns, row, strict=True)) for row in rows]))
     connection.execute(f"create table runs as select {', '.join(RUNS)} from index_rows")
     connection.execute("alter table runs alter created_at type timestamptz")
-    columns = ", ".join(f"stage_row.{name}" for name in STAGES)
+    of_stage = ", ".join(f"stage_row.{name}" for name in STAGES)
     connection.execute(
-        f"create table stages as select run_id, {columns} from "
+        f"create table stages as select run_id, {of_stage} from "
         f"(select run_id, unnest({STAGE_ROWS}) as stage_row from index_rows)"
     )
     connection.execute("alter table stages alter started_at type timestamptz")
     connection.unregister("index_rows")
     if re.search(r"\bsamples\b", sql, re.I):
-        _make_samples(connection, store, table.column("folder").to_pylist(), reporter)
+        _make_samples(connection, store, [row[0] for row in rows], reporter)
+
+
+def _index_table(rows: list[dict[str, Any]]) -> Any:
+    """The index in Arrow's types, which DuckDB reads."""
+    import pyarrow as pa
+
+    kinds = {
+        TEXT: pa.string(),
+        NUMBER: pa.float64(),
+        INTEGER: pa.int64(),
+        YES_NO: pa.bool_(),
+        TIME: pa.string(),
+        JSON: pa.string(),
+        RESULTS: pa.map_(pa.string(), pa.float64()),
+    }
+    stage = pa.struct([(name, kinds[column.kind]) for name, column in STAGES.items()])
+    of_run = [(name, kinds[column.kind]) for name, column in RUNS.items()]
+    return pa.Table.from_pylist(rows, pa.schema([*of_run, (STAGE_ROWS, pa.list_(stage))]))
 
 
 def _make_samples(connection: Any, store: Path, folders: list[str], reporter: IndexReporter) -> None:

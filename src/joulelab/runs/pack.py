@@ -83,7 +83,7 @@ _TEXTS = (".json", ".jsonl", ".yaml", ".csv", ".html")
 _README = """This archive was made by `joulelab pack` (joulelab {version}).
 
 Check that it is whole:      sha256sum -c SHA256SUMS
-Recompute every figure:      pip install joulelab, then: joulelab unpack --verify ARCHIVE
+Recompute every figure:      install joulelab, then: joulelab unpack --verify ARCHIVE
 Look at the runs in it:      joulelab runs --runs-dir runs      (reports: runs/*/report.html)
 
 Run a group again:           joulelab run runs/groups/GROUP/group.yaml

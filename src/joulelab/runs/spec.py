@@ -260,8 +260,13 @@ class RunSpec(Section):
         Each check raises a `UsageError`."""
         yield from ()
 
+    def require_packages(self) -> None:
+        """Raise `DependencyMissing` if a package is not installed without which no stage can run."""
+
     def preflight(self) -> None:
-        """Raise everything that is wrong with the settings and files as one error."""
+        """Raise everything that is wrong with the settings and files as one error; first that packages are missing,
+        without which the other checks may fail in ways that mean nothing."""
+        self.require_packages()
         refuse_all(self.checks())
 
 

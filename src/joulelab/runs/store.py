@@ -289,7 +289,8 @@ class Compaction:
 
 
 def compact_run(paths: RunPaths, dead_before: float = 0) -> Compaction:
-    """Convert the closed traces of a run to Parquet. Never raises: the JSONL trace is equally usable.
+    """Convert the closed traces of a run to Parquet, where pyarrow is installed. Never raises: the JSONL trace is
+    equally usable.
 
     Attempts below `dead_before` are known to have ended: their traces are final even without a closing line.
     """
@@ -331,11 +332,13 @@ def _compact(path: Path, ended: bool) -> Compaction:
         if not ended and not _is_closed(path):
             return Compaction(kept=(f"{path}: no closing line",))
         before = path.stat().st_size
-        copy = copy_to_parquet(path, read_lines)
-        path.unlink()
+        copy = None
+        if not lookup.absent_packages("pyarrow"):
+            copy = copy_to_parquet(path, read_lines)
+            path.unlink()
         for leftover in (".lock", ".wishes", REQUESTS_SUFFIX, ENDED_SUFFIX):
             path.with_suffix(leftover).unlink(missing_ok=True)
-    return Compaction(1, before, copy.stat().st_size)
+    return Compaction() if copy is None else Compaction(1, before, copy.stat().st_size)
 
 
 def _is_closed(path: Path) -> bool:

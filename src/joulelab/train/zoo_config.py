@@ -101,6 +101,9 @@ class TrainSpec(TrainingRunSpec):
             text_column=self.text_column,
         )
 
+    def require_packages(self) -> None:
+        require_packages(self.request.entry)
+
     def checks(self) -> Iterator[Callable[[], object]]:
         request = self.request
         for name in self.training.stats:
@@ -108,7 +111,6 @@ class TrainSpec(TrainingRunSpec):
         yield request.require_length
         yield lambda: _check_data(request)
         yield lambda: _check_weights(request)
-        yield lambda: require_packages(request.entry)
         yield self._check_device
 
     def _check_device(self) -> None:

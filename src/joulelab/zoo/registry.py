@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joulelab import lookup
 from joulelab.data.splits import Split, parse_split
-from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
+from joulelab.errors import ConfigError, NotFoundError
 
 if TYPE_CHECKING:
     from joulelab.zoo.objective import Workload
@@ -101,16 +100,11 @@ def all_models() -> list[ZooEntry]:
 
 
 def absent_packages(entry: ZooEntry) -> list[str]:
-    return [name for name in entry.needs if find_spec(name) is None]
+    return lookup.absent_packages(*entry.needs)
 
 
 def require_packages(entry: ZooEntry) -> None:
-    absent = absent_packages(entry)
-    if absent:
-        raise DependencyMissing(
-            f"{entry.name} needs {' and '.join(absent)}, which {'is' if len(absent) == 1 else 'are'} not installed",
-            f'pip install "joulelab[{entry.extra}]"',
-        )
+    lookup.require_packages(entry.name, *entry.needs, otherwise=entry.extra)
 
 
 _FAMILIES = {"big_bird": "bigbird", "resnet": "resnet50"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -23,7 +22,7 @@ from joulelab.data.splits import OwnSplits, Size, all_of_own_data
 from joulelab.data.text import ColumnChoice
 from joulelab.distill.config import LabelsAndTeacherSection, LanguageModelSpec, require_trackers
 from joulelab.distill.logit_cache.codecs import get_codec, require_usable
-from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, UsageError
+from joulelab.errors import ConfigError, JoulelabError, UsageError
 from joulelab.infer.generation.settings import CacheKind, GenerationSettings
 from joulelab.runs.phases import Shard
 from joulelab.runs.spec import RunSpec, Section, check
@@ -497,7 +496,6 @@ class CausalSpec(LanguageModelSpec):
             raise ValueError(reason)
 
     def checks(self) -> Iterator[Callable[[], object]]:
-        yield self._check_packages
         yield lambda: require_trackers(self._all_trainings)
         yield self.require_evaluators
         models = (self.teacher.model if self.has_teacher else None, self.student.model, self.tokenizer)
@@ -515,13 +513,10 @@ class CausalSpec(LanguageModelSpec):
         if folder and not Path(folder).is_dir():
             raise ConfigError(f"{Path(folder).absolute()} is not a folder", "check quality.harness_folder")
 
-    def _check_packages(self) -> None:
-        wanted = ["torch", "transformers", *(["peft"] if self.student.lora else [])]
-        wanted += ["lm_eval"] if self.quality.harness_tasks else []
-        missing = [name for name in wanted if find_spec(name) is None]
-        if missing:
-            extra = {"peft": "peft", "lm_eval": "lm-eval"}.get(missing[0], "train")
-            raise DependencyMissing(f"this run needs {' and '.join(missing)}", f'pip install "joulelab[{extra}]"')
+    def require_packages(self) -> None:
+        optional = {"peft": bool(self.student.lora), "lm_eval": bool(self.quality.harness_tasks)}
+        wanted = [*self.requires, *(name for name, used in optional.items() if used)]
+        lookup.require_packages("this run", *wanted)
 
 
 # shards of the teacher's work

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from joulelab import lookup
 from joulelab.data import sources
 from joulelab.data.masking import counts_file
 from joulelab.data.splits import parse_split
 from joulelab.data.text import DEFAULT_MIN_CHARS, check_source
 from joulelab.data.token_store import find_store, open_store
 from joulelab.data.tokenize import Family
-from joulelab.distill.config import require_packages
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.runs.spec import RunSpec
 
@@ -28,6 +28,8 @@ class PrepareSpec(RunSpec):
     """What the steps have in common."""
 
     uses_gpu: ClassVar[bool] = False
+    requires: ClassVar[tuple[str, ...]] = ("torch", "transformers")
+    """Packages without which no step can run."""
 
     force: bool = False
     """Replace what an earlier run wrote to the same target."""
@@ -47,7 +49,11 @@ class PrepareSpec(RunSpec):
         """The file or folder that is written for the user."""
         raise NotImplementedError
 
+    def require_packages(self) -> None:
+        lookup.require_packages("this run", *self.requires)
+
     def preflight(self) -> None:
+        self.require_packages()
         if self.target.exists() and not self.force:
             raise ConfigError(f"{self.target} already exists", "--force replaces it; or name another")
 
@@ -107,7 +113,6 @@ class BinarizeSpec(PrepareSpec):
 
     def preflight(self) -> None:
         super().preflight()
-        require_packages("transformers", "tokenizers")
         _require_text(Path(self.file_path))
         _require_model(self.tokenizer_name)
 
@@ -161,7 +166,6 @@ class ExtractStudentSpec(PrepareSpec):
 
     def preflight(self) -> None:
         super().preflight()
-        require_packages("torch", "transformers")
         _require_model(self.model_name)
 
 
@@ -196,7 +200,6 @@ class PrepareReviewsSpec(PrepareSpec):
 
     def preflight(self) -> None:
         super().preflight()
-        require_packages("torch", "transformers")
         check_source(self.source, self.subset)
         sources.parse(self.tokenizer)
 

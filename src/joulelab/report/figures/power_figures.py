@@ -86,7 +86,7 @@ def _moments(path: Path) -> dict[str, list[NDArray[np.int64]]]:
                     found.setdefault(reason, []).append(np.array([line["mono_ns"]], dtype=np.int64))
         return found
     for batch in read_batches(path, ["mono_ns", "throttle_reasons"]):
-        times, bits = (numbers_in(column, np.int64)[0] for column in batch.columns)
+        times, bits = (numbers_in(column)[0] for column in batch.columns)
         for word in np.unique(bits[bits != 0]):
             for reason in throttle_reasons_text(int(word)):
                 found.setdefault(reason, []).append(times[bits == word])

@@ -1,0 +1,104 @@
+"""The base installation measures and lists; every verb that needs more names its extra before anything else happens."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from joulelab.lookup import EXTRAS
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+OPTIONAL = sorted({name for names in EXTRAS.values() for name in names} | {"pandas", "tensorboard", "lightning"})
+
+
+@pytest.fixture
+def base(tmp_path):
+    """Runs joulelab in a folder as if none of the optional packages were installed, in its child processes too."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({OPTIONAL})\n")
+    (tmp_path / "work").mkdir()
+
+    def run(*words, cwd=tmp_path / "work"):
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "JOULELAB_RUNS": str(tmp_path / "runs")}
+        command = [sys.executable, "-m", "joulelab", *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (("infer", "deit-t"), "train"),
+        (("infer", "deit-t", "deit-s"), "train"),
+        (("infer", "sample:smollm2", "--generate"), "train"),
+        (("train", "gpt2", "--size", "tiny"), "train"),
+        (("train", "pna"), "train,graphs"),
+        (("run", "demo-kd"), "train"),
+        (("run", "compare-tiny"), "train"),
+        (("run", "kd-tiny", "student.lora.rank=4"), "train,peft"),
+        (("demo",), "train"),
+        (("sweep", "train", "gpt2", "--size", "tiny"), "train"),
+        (("prepare", "reviews", "sample:reviews"), "train"),
+        (("prepare", "dump", "sample:reviews"), "train"),
+        (("report", "last"), "report"),
+        (("report", "--store"), "report"),
+        (("plot", "last"), "report"),
+        (("runs", "--compact"), "report"),
+        (("query", "select 1"), "query"),
+    ],
+    ids=" ".join,
+)
+def test_a_verb_names_its_extra_and_leaves_nothing(base, tmp_path, words, extra):
+    done = base(*words)
+    assert done.returncode == 2, done.stderr
+    error, hint = done.stderr.splitlines()
+    assert re.fullmatch(r"error: .+ needs .+, which (is|are) not installed", error)
+    assert hint == f'hint: pip install "joulelab[{extra}]"'
+    assert not (tmp_path / "runs").exists() and not any((tmp_path / "work").iterdir())
+
+
+def test_the_base_measures_lists_shows_packs_and_keeps_a_readable_trace(base, tmp_path):
+    assert base("measure", "--", sys.executable, "-c", "sum(range(10**6))").returncode == 0
+    (trace,) = tmp_path.glob("runs/*/trace/*")
+    assert trace.suffix == ".jsonl"
+    for words in (("show", "last"), ("bill", "last"), ("doctor",), ("experiments",), ("zoo",)):
+        assert base(*words).returncode == 0, words
+    (row,) = json.loads(base("runs", "--json").stdout)
+    assert row["run_id"] == trace.parents[1].name
+    packed = base("pack", "last", "-o", "runs.tar.gz")
+    assert packed.returncode == 0 and 'pip install "joulelab[report]"' in packed.stderr
+    verified = base("unpack", "--verify", "runs.tar.gz")
+    assert verified.returncode == 0, verified.stderr
+
+
+def test_a_trace_that_was_converted_elsewhere_names_what_reads_it(base, tmp_path):
+    assert base("measure", "--", sys.executable, "-c", "pass").returncode == 0
+    (trace,) = tmp_path.glob("runs/*/trace/*.jsonl")
+    subprocess.run([sys.executable, "-m", "joulelab", "runs", "--compact", "--runs-dir", tmp_path / "runs"], check=True)
+    assert not trace.exists()
+    done = base("import", str(trace.parents[1]))
+    assert done.returncode == 2, done.stdout
+    assert 'pip install "joulelab[report]"' in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_table_of_extras_is_what_the_extras_install():
+    """By the distribution that a package comes from, for those that are installed here."""
+    extras = PROJECT["optional-dependencies"]
+    distributions = packages_distributions()
+    for extra, packages in EXTRAS.items():
+        required = {re.split(r"[<>=\[]", text)[0].lower() for text in extras[extra]}
+        for package in packages:
+            names = {name.lower() for name in distributions.get(package, ())}
+            assert not names or names & required, f"{package} is not installed by the extra {extra}"
+
+
+def test_the_base_has_no_package_of_an_extra():
+    base = {re.split(r"[<>=\[]", text)[0] for text in PROJECT["dependencies"]}
+    assert not base & {"pyarrow", "altair", "vl-convert-python", "jinja2", "duckdb", "torch", "codecarbon", "pandas"}
