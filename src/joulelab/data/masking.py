@@ -62,6 +62,7 @@ def mask_rows(ids_BT: Ids, vocabulary: Vocabulary, draw: int) -> Masked:
 def _choose(ids_BT: Ids, end_id: int, random: np.random.Generator) -> Ids:
     """The positions of the K smallest random numbers, sorted; document ends are chosen last."""
     uniform_BT = random.random(ids_BT.shape)
+    # A document's end is predictable from nothing; it is masked only if a row has hardly anything else.
     uniform_BT[ids_BT == end_id] += 1.0
     count = masked_per_row(ids_BT.shape[1])
     # The K smallest of independent uniform numbers are a sample without replacement; a partition
@@ -137,6 +138,7 @@ def collapse(ids_BR: Ids, gone_BR: NDArray[np.bool_], marks_S: Ids) -> Ids:
     """The text with every removed span replaced by one mark, the k-th by `marks_S[k]`."""
     before_BR = np.zeros_like(gone_BR)
     before_BR[:, 1:] = gone_BR[:, :-1]
+    # The first token of each removed span becomes its mark, the others disappear.
     starts_BR = gone_BR & ~before_BR
     which_BR = np.maximum(np.cumsum(starts_BR, axis=1) - 1, 0)
     shown_BR = np.where(starts_BR, marks_S[which_BR], ids_BR)
@@ -145,6 +147,8 @@ def collapse(ids_BR: Ids, gone_BR: NDArray[np.bool_], marks_S: Ids) -> Ids:
 
 def _parts(total: int, parts: int, rows: int, random: np.random.Generator) -> Ids:
     """`total` split at random into `parts` parts of at least 1, for each row."""
+    # Distinct cut points between 1 and total - 1: all compositions of `total` are equally likely, and no part is
+    # empty.
     order = np.argsort(random.random((rows, total - 1)), axis=1)[:, : parts - 1] + 1
     edges = np.concatenate(
         [np.zeros((rows, 1), dtype=np.int64), np.sort(order, axis=1), np.full((rows, 1), total)], axis=1
@@ -182,6 +186,7 @@ def mask_weights(
     """Relative probability of masking each id; 0 for special tokens."""
     if smoothing < 0:
         raise ConfigError(f"mlm_smoothing is {smoothing}; expected 0 (uniform) or more", "the usual value is 0.7")
+    # A token of the vocabulary that does not occur would otherwise have infinite weight.
     weights: NDArray[np.float64] = np.maximum(counts, 1).astype(np.float64) ** -smoothing
     never = specials.values() if isinstance(specials, Mapping) else specials
     weights[np.array(sorted(set(never)), dtype=np.int64)] = 0.0

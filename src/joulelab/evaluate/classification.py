@@ -56,6 +56,7 @@ class Predictions:
 
     def macro_f1(self) -> Result:
         """Unweighted mean of F1 over the classes."""
+        # Classes that are predicted but never occur count as well: their F1 is 0.
         classes = range(1 + int(max(self.labels.max(), self.predicted.max())))
         return Result(value=float(np.mean([self._f1(number) for number in classes])))
 
@@ -73,6 +74,7 @@ class Predictions:
         """Mean negative log-likelihood of the labels."""
         assert self.probabilities is not None
         chosen = self.probabilities[np.arange(len(self.labels)), self.labels]
+        # Probabilities are stored in float32, where an unlikely label may have rounded to 0.
         return float(-np.log(np.maximum(chosen, _EPS)).mean())
 
     def agreement(self, other: Predictions) -> Result:
@@ -142,6 +144,7 @@ def predict(
         rows.append(batch.rows)
         samples, tokens = samples + batch.samples, tokens + batch.tokens
         tick(samples, tokens)
+    # Batches need not have the order of the set.
     probabilities_NC = np.concatenate(by_batch)[np.argsort(np.concatenate(rows))]
     labels_N = np.asarray(dataset.labels, dtype=np.int64)
     return Predictions(np.array(dataset.ids), labels_N, probabilities_NC.argmax(axis=1), probabilities_NC)

@@ -41,6 +41,7 @@ class TokenLoss:
 
     @property
     def perplexity(self) -> float:
+        # exp(710) overflows a float64; a diverged model must not end the run.
         return math.exp(min(self.mean, 700.0))
 
 
@@ -171,7 +172,9 @@ def held_out_tokens(
 
     def loss_of(batch: CausalBatch) -> tuple[Tensor, int]:
         nonlocal right
+        # Position t predicts token t + 1; the last position of a row predicts nothing.
         targets_BT = F.pad(batch.labels[:, 1:], (0, 1), value=NOT_TRAINED)
+        # Selected before the projection to the vocabulary, which is the expensive part.
         positions_N = (targets_BT.flatten() != NOT_TRAINED).nonzero().squeeze(1)
         hidden_ND = hidden_of(batch).flatten(0, 1)[positions_N]
         targets_N = targets_BT.flatten()[positions_N]

@@ -69,6 +69,7 @@ class Decoder:
                 f"{longest} prompt tokens and {new_tokens} new ones do not fit into {limit} positions",
                 "lower --prompt-tokens or --new-tokens",
             )
+        # Rounded up, so that runs with slightly different lengths have the same shapes and kernels.
         size = -(-(longest + new_tokens) // _BLOCK) * _BLOCK
         device = self._batches[0].ids_PT.device
         self._cache = import_transformers().StaticCache(config=model.config, max_cache_len=size)
@@ -99,6 +100,8 @@ class Decoder:
 
     def decode(self) -> None:
         """All tokens of a response except the first, which prefill computes."""
+        # No end-of-text check: every row generates the same number of tokens, so that joules per token are
+        # comparable.
         for _ in range(self.new_tokens - 1):
             self._one_step()
 
@@ -180,6 +183,7 @@ class PromptFile:
 
     def batches(self, size: int, device: torch.device) -> list[PaddedPrompts]:
         """The last batch is filled up with prompts from the beginning of the file."""
+        # A smaller last batch would mix two batch sizes in one row of the table.
         count = -(-len(self.ids) // size)
         rows = [[self.ids[place % len(self.ids)] for place in range(b * size, (b + 1) * size)] for b in range(count)]
         return [PaddedPrompts.of(batch, device) for batch in rows]
@@ -292,6 +296,7 @@ def _measure(
             responses = case.batch_size * sum(found.calls for found in part.rounds)
             stage.count(samples=responses, **({"tokens": responses * part.tokens} if part.tokens else {}))
 
+    # Order reversed in every other round: a linear drift of clocks or temperature then cancels between the phases.
     for number in range(spec.rounds):
         for part in parts if number % 2 == 0 else reversed(parts):
             one_round(part, spec.min_run_time_s / spec.rounds)
@@ -316,6 +321,7 @@ def _rewind_and_decode(decoder: Decoder) -> Callable[[], None]:
 def _record_results(
     run: RunContext, spec: InferSpec, parts: list[_GenerationPhase], device: torch.device, prompts: PromptFile | None
 ) -> None:
+    # Once the meter has seen the end of the last round; reading earlier would miss the counter's last refresh.
     read = energy_reader(run.meter, max(part.rounds[-1].end_ns for part in parts), device.type)
     for part in parts:
         energy, why_not = energy_per_item(part.item_windows, read)

@@ -30,6 +30,7 @@ class CoreUse(Frozen):
 
     @property
     def contended(self) -> bool:
+        # Other processes matter only if the program had to share: with idle cores left it could have used those.
         return self.others_cores >= CONTENTION_SHARE * self.cores and self.idle_cores <= IDLE_SHARE * self.cores
 
     @property

@@ -46,6 +46,8 @@ def component_energy(trace: Trace, component: str, windows: Sequence[Window]) ->
     for unavailable in trace.missing:
         if unavailable.component == component:
             return missing(unavailable.reason, unavailable.fix or None)
+    # A device that is read but not counted (RAPL of a shared node) has joules of other users: printing them as this
+    # run's would be worse than printing none.
     uncounted = [series for series in trace.devices if series.component == component]
     if uncounted:
         return missing(str(uncounted[0].facts.get("reason", "its sensor covers more than this job")))
@@ -71,16 +73,24 @@ def machine_energy(trace: Trace, windows: Sequence[Window]) -> EnergyFigure:
         for component in ("gpu", "cpu", "dram")
     }
     parts = [device_energy(series, windows) for devices in sensors.values() for series in devices]
+    # A CPU counter already contains what the model estimates from CPU time; adding both would count the cores twice.
     if not sensors["cpu"]:
         parts.append(device_energy(model, windows))
     duration_s = sum(end - start for start, end in windows) / NS
+    # The same for memory: the constant stands only where no DRAM domain is read.
     constants = ["base"] if sensors["dram"] else ["base", "memory"]
     for name in constants:
         energy_j, error_rel = model.facts[f"{name}_w"] * duration_s, model.facts[f"{name}_error_rel"]
         source = MACHINE_BASE if name == "base" else f"constant:{name}"
         parts.append(
             EnergyFigure(
-                energy_j=energy_j, method="estimated", half_width_j=0.0, gain_error_rel=error_rel, sources=(source,)
+                # A wrong constant is wrong by the same factor everywhere, so its error is a gain error and cancels in
+                # ratios.
+                energy_j=energy_j,
+                method="estimated",
+                half_width_j=0.0,
+                gain_error_rel=error_rel,
+                sources=(source,),
             )
         )
     # all constants belong to the same time, so coverage is that of the readings
@@ -110,6 +120,7 @@ def both_paths(trace: Trace, component: str, windows: Sequence[Window]) -> TwoPa
 
 
 def _without_faults(series: DeviceSeries, windows: Sequence[Window]) -> list[Window]:
+    # A fault of the counter would appear as a disagreement of the two methods, which this comparison must not report.
     faults = [(begin, end) for begin, end, _ in series.counter_faults]
     return [part for window in windows for part in without(window, faults)]
 
@@ -134,12 +145,15 @@ def _over_windows(
         return missing("the stage never ran")
     if curve is None:
         return missing(NO_READING)
+    # All windows at once: errors of adjacent windows are correlated (what one gains at a shared edge the other
+    # loses), so half-widths of single windows must not be added.
     energy_j, errors, covered_s = curve.energy(windows)
     duration_s = sum(end - start for start, end in windows) / NS
     faults = _faults(series, windows)
     if covered_s <= 0 or duration_s <= 0:
         return missing("; ".join(faults) or NO_READING)
     reasons = [str(series.facts["reason"]), *faults] if series.facts.get("reason") else faults
+    # Both are sums of rounded times, so the quotient may exceed 1 by rounding.
     coverage = min(1.0, covered_s / duration_s)
     return EnergyFigure(
         energy_j=energy_j,
@@ -150,6 +164,7 @@ def _over_windows(
         gain_error_rel=series.gain_error_rel,
         sources=(series.device,),
         reason="; ".join(reasons) or None,
+        # Time without data is not filled in: its energy is at least 0, so the figure becomes a lower bound.
         lower_bound=coverage < COVERED,
     )
 
@@ -176,6 +191,7 @@ def power_curve(series: DeviceSeries) -> tuple[Array, Array]:
         return np.array([], dtype=np.int64), np.array([])
     # where a wrap may have been missed, the difference of the counter is not an energy
     steps_s, steps_j = np.maximum(np.diff(readings.at_ns) / NS, 1e-9), np.diff(readings.joules)
+    # The slope between two readings is the mean power between them, so it belongs to the middle of the interval.
     middle = (readings.at_ns[1:] + readings.at_ns[:-1]) // 2
     return middle[readings.known], (steps_j / steps_s)[readings.known]
 

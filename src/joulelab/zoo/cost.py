@@ -108,9 +108,12 @@ CountingMethod = Callable[[WorkloadRequest], ModelCost]
 
 def model_cost(request: WorkloadRequest) -> ModelCost:
     """Cost for the request's size and input shape; independent of its dataset and weights."""
+    # Fixed shapes have the same cost per item at any batch size, so the smallest batch that works is enough.
     varying = request.entry.family in ("graphs", "molecules")
     items = ITEMS_IF_SIZES_VARY if varying else ITEMS
     synthetic = replace(request, dataset=SYNTHETIC, split="train", weights="", batch_size=items)
+    # Cheapest first. Fake tensors carry shapes and no values, so a 1.5 billion parameter model is counted in seconds
+    # without its memory; a model that branches on values needs an answer, and as a last resort a real batch.
     ways: list[tuple[CountingMethod, str]] = [
         (partial(_count_on_meta, answer=False), "fake tensors"),
         (partial(_count_on_meta, answer=True), "fake tensors"),  # for consistency checks on values
@@ -171,6 +174,7 @@ def _sizes(workload: Workload) -> ModelCost:
     return ModelCost(
         parameters=count_parameters(workload.model),
         others=sum(p.numel() for p in parameters if not p.requires_grad),
+        # Shazeer and Stern (2018): a matrix of n x m keeps n + m means instead of n m; vectors are not factored.
         factored=sum(p.numel() if p.ndim < 2 else p.numel() // p.shape[-1] + p.numel() // p.shape[-2] for p in trained),
     )
 
@@ -179,6 +183,7 @@ def _count_flops(workload: Workload, batch: Any, cost: ModelCost) -> ModelCost:
     # The counter does not know the CPU's fused attention kernels, so the unfused products are used.
     with sdpa_kernel(SDPBackend.MATH), FlopCounter() as counter:
         output = workload.objective(workload.model, batch, lambda name: nullcontext())
+        # Read between the passes, because recomputed activations would otherwise count as forward work.
         forward = counter.flops
         output.loss_sum.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
     return replace(cost, forward_flops=forward / batch.samples, training_flops=counter.flops / batch.samples)
@@ -193,6 +198,7 @@ STATE_BYTES: dict[str, Callable[[ModelCost], int]] = {
 
 def training_bytes(cost: ModelCost, precision: str, optimizer: str) -> dict[str, int]:
     """Memory independent of the batch: weights and gradients in fp32; autocast adds a 16-bit copy."""
+    # autocast caches a cast copy of every weight for the length of a step.
     copies = 2 * (cost.parameters + cost.others) if precision in ("bf16", "fp16") else 0
     return {
         "weights": 4 * (cost.parameters + cost.others),

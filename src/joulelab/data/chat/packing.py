@@ -73,10 +73,13 @@ class PackedRows:
             there = slice(filled, filled + length)
             ids[there] = found.ids[start : start + length]
             trained[there] = found.trained[start : start + length]
+            # The first token of a document has nothing before it that could predict it: its neighbor is another
+            # document.
             trained[filled] = False
             document[there] = place
             position[there] = np.arange(length)
             filled += length
+        # Padding counts from 0 as if it were a document, so that masks derived from positions separate it, too.
         position[filled:] = np.arange(self.row_length - filled)
         return PackedRow(ids, trained, document, position)
 
@@ -97,6 +100,8 @@ def pack(
         raise ConfigError(f"row length {row_length}; expected 2 or more", "the first token of a row is never a target")
     kept = DocumentList(documents) if isinstance(documents, Sequence) else documents
     pieces = _with_targets(kept, _cut(kept.lengths, row_length), row_length)
+    # Shuffled first: sorting by length is stable, so pieces of equal length are placed in random order and rows mix
+    # sources.
     shuffled = pieces[np.random.default_rng(seed).permutation(len(pieces))]
     rows = _fit(shuffled[:, 2].tolist(), row_length) if together else [[place] for place in range(len(shuffled))]
     order = [place for row in rows for place in row]
@@ -118,6 +123,7 @@ def _cut(lengths: NDArray[np.int64], row_length: int) -> NDArray[np.int64]:
 
 def _with_targets(documents: Documents, pieces: NDArray[np.int64], row_length: int) -> NDArray[np.int64]:
     """Drops pieces of split documents that contain no target, for example only a user's turn."""
+    # A document that fits into a row has a target, or it would not be in the store; only split ones must be read.
     doubtful = np.flatnonzero(documents.lengths[pieces[:, 0]] > row_length) if len(pieces) else pieces[:, 0]
     if isinstance(documents, DocumentList):  # a store contains no document without targets
         doubtful = np.arange(len(pieces))

@@ -78,6 +78,7 @@ def record_bytes(vocabulary: int) -> int:
     """Bytes of one sampled token with its count."""
     if not 1 <= vocabulary <= WIDE_IDS:
         raise ConfigError(f"a vocabulary of {vocabulary} tokens; expected 1 to {WIDE_IDS}", "check the teacher")
+    # Six bits hold the count (at most 63 draws), the rest the id: 18 bits in three bytes, 26 in four.
     return 3 if vocabulary <= NARROW_IDS else 4
 
 

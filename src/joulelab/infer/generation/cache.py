@@ -35,6 +35,7 @@ class PaddedPrompts:
 
     @cached_property
     def positions_PT(self) -> Tensor:
+        # The first real token of every row is at position 0, whatever padding precedes it.
         return (self.mask_PT.cumsum(-1) - 1).clamp(min=0)
 
     @cached_property
@@ -71,6 +72,7 @@ class GrowingCacheDecoder:
         self._mask_RT = None if prompts.is_full else prompts.mask_PT
         self._next_R = prompts.mask_PT.sum(-1)
         logits_PV = self._read(prompts.ids_PT, prompts.positions_PT)
+        # After the prompt has been read: its keys and values are the same for all of its answers.
         if copies > 1:
             self._cache.batch_repeat_interleave(copies)
             self._next_R = self._next_R.repeat_interleave(copies, 0)
@@ -93,6 +95,7 @@ class GrowingCacheDecoder:
         return True
 
     def _read(self, ids_RT: Tensor, positions_RT: Tensor) -> Tensor:
+        # Logits of the last position only: for a long prompt the others would take more memory than the model.
         given = {"position_ids": positions_RT, "logits_to_keep": 1}
         given = {name: value for name, value in given.items() if name in self._arguments}
         output = self._model(

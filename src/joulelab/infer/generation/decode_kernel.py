@@ -24,14 +24,17 @@ def _attend(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
+    # Only positions in use are read; a mask over the whole slot would read them all.
     length = tl.load(lengths + row)
     column = tl.arange(0, size)
     group = tl.arange(0, queries)
+    # A tile has 16 queries even where fewer heads share a key-value head; the rest is computed and not stored.
     is_query = (group < groups)[:, None]
     place = (row * heads_kv * groups + head * groups + group)[:, None] * size + column[None, :]
     query_GD = tl.load(query + place, mask=is_query, other=0.0)
     # Exponentials are taken to base 2, which is one instruction.
     scale_log2: tl.constexpr = scale * 1.4426950408889634
+    # Running maximum, sum of weights and weighted values: enough to merge blocks without a second pass over the keys.
     top_G = tl.full([queries], -float("inf"), tl.float32)
     sum_G = tl.zeros([queries], tl.float32)
     mean_GD = tl.zeros([queries, size], tl.float32)
@@ -43,11 +46,15 @@ def _attend(  # type: ignore[no-untyped-def]
         key_TD = tl.load(key + where_TD, mask=is_used[:, None], other=0.0)
         value_TD = tl.load(value + where_TD, mask=is_used[:, None], other=0.0)
         score_GT = tl.dot(query_GD, tl.trans(key_TD)) * scale_log2
+        # Keys outside the slot were loaded as 0, which would be a score like any other.
         score_GT = tl.where(is_used[None, :], score_GT, -float("inf"))
         higher_G = tl.maximum(top_G, tl.max(score_GT, 1))
         weight_GT = tl.exp2(score_GT - higher_G[:, None])
+        # What was summed relative to the old maximum is rescaled to the new one; in the first block this is
+        # exp2(-inf) = 0.
         shrink_G = tl.exp2(top_G - higher_G)
         sum_G = sum_G * shrink_G + tl.sum(weight_GT, 1)
+        # Half-precision factors, float32 accumulator, as in FlashAttention (Dao et al., 2022).
         mean_GD = mean_GD * shrink_G[:, None] + tl.dot(weight_GT.to(value_TD.dtype), value_TD)
         top_G = higher_G
     tl.store(out + place, mean_GD / sum_G[:, None], mask=is_query)

@@ -53,7 +53,9 @@ def sample_tokens(logits_RV: Tensor, settings: GenerationSettings, numbers_R: Te
     """Tokens, and their log-probabilities under the model (temperature 1, no filter)."""
     top_R1 = logits_RV.amax(-1, keepdim=True).float()
     tokens_R = logits_RV.argmax(-1) if numbers_R is None else _sample(logits_RV, top_R1, settings, numbers_R)
+    # Log-sum-exp with the maximum subtracted: no exponential overflows, and the largest term is exactly 1.
     total_R = _block_sums((logits_RV.float() - top_R1).exp()).sum(-1)
+    # In float64, because log-probabilities of thousands of tokens are summed for judges and for DPO.
     own_R = logits_RV.gather(-1, tokens_R[:, None]).squeeze(-1).double() - top_R1.squeeze(-1).double()
     return tokens_R, (own_R - total_R.log()).float()
 
@@ -61,10 +63,15 @@ def sample_tokens(logits_RV: Tensor, settings: GenerationSettings, numbers_R: Te
 def _sample(logits_RV: Tensor, top_R1: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> Tensor:
     weights_RV = _weights(logits_RV.float(), top_R1, settings)
     if settings.top_k and settings.top_k < logits_RV.shape[-1]:
+        # Tokens that tie with the k-th are all kept: which of them comes first depends on the device, and results
+        # must not.
         least_R1 = logits_RV.topk(settings.top_k, dim=-1).values[:, -1:]
         weights_RV = weights_RV * (logits_RV >= least_R1)
     if settings.top_p < 1:
+        # Relative to what top-k has left, as in transformers: the two filters are applied one after the other.
         needed_R = settings.top_p * _block_sums(weights_RV).sum(-1)
+        # A GPU sorts 50,000 words per row slowly and cannot wait for the host to learn which rows need it; a CPU
+        # takes the few largest almost for free. Both ways find the same cut.
         if logits_RV.is_cpu:
             cut_R1 = _cut_by_sorting(weights_RV, needed_R)
         else:
@@ -80,9 +87,11 @@ def _weights(logits: Tensor, top_R1: Tensor, settings: GenerationSettings) -> Te
 
 def _cut_by_sorting(weights_RV: Tensor, needed_R: Tensor) -> Tensor:
     """Weight of the least likely token that is needed for a total of `needed_R`."""
+    # Partial sort: on a CPU the likeliest 512 of 49,152 take a tenth of the time of a full sort.
     candidates_RK = weights_RV.topk(min(_TOP_CANDIDATES, weights_RV.shape[-1]), dim=-1).values
     short_U = (candidates_RK.double().sum(-1) < needed_R).nonzero().squeeze(-1)
     cut_R1 = _cut_of_sorted(candidates_RK, needed_R)
+    # Flat distributions only; their rows are sorted as a whole.
     if len(short_U):
         sorted_UV = weights_RV[short_U].sort(dim=-1, descending=True).values
         cut_R1[short_U] = _cut_of_sorted(sorted_UV, needed_R[short_U])
@@ -101,9 +110,12 @@ def _cut_by_bisection(
     """The same cut: the largest one that leaves a total of `needed_R`."""
     low_R1 = _to_key(torch.full_like(logits_RV[:, :1], -torch.inf))
     high_R1 = _to_key(logits_RV.amax(-1, keepdim=True))
+    # One bit of the logits per iteration: 16 iterations are exact for bf16, because between two neighboring values
+    # there is no other cut. The loop has a fixed length, so it can be part of a CUDA graph.
     for _ in range(8 * logits_RV.element_size()):
         middle_R1 = low_R1 + (high_R1 - low_R1 + 1) // 2
         cut_R1 = _weights(_from_key(middle_R1, logits_RV.dtype).float(), top_R1, settings)
+        # The remaining sum falls as the cut rises, so the condition is monotonic and bisection applies.
         enough_R1 = (_block_sums(weights_RV * (weights_RV >= cut_R1)).sum(-1) >= needed_R)[:, None]
         low_R1 = torch.where(enough_R1, middle_R1, low_R1)
         high_R1 = torch.where(enough_R1, high_R1, middle_R1 - 1)
@@ -114,6 +126,7 @@ def _to_key(values: Tensor) -> Tensor:
     """Integers in the order of the floating-point values: IEEE 754 numbers are sign and magnitude."""
     kind = _INTEGERS[values.element_size()]
     bits = values.contiguous().view(kind).long()
+    # Negative values have the sign bit set and grow in magnitude, so their order is reversed.
     return torch.where(bits >= 0, bits, torch.iinfo(kind).min - bits)
 
 
@@ -125,13 +138,17 @@ def _from_key(keys: Tensor, dtype: torch.dtype) -> Tensor:
 def _block_sums(values_RV: Tensor) -> Tensor:
     """[R, B] in float64."""
     rows, width = values_RV.shape
+    # float32 within a block and float64 across blocks: sums of 256 values err by a few units of the last digit, while a
+    # running float32 sum over a vocabulary would lose the tail of the distribution.
     padded = F.pad(values_RV, (0, -width % _BLOCK))
     return padded.view(rows, -1, _BLOCK).sum(-1).double()
 
 
 def _inverse_cdf(weights_RV: Tensor, numbers_R: Tensor) -> Tensor:
     """First the block in which the cumulative weight passes the number, then the token within the block."""
+    # Two levels, because a cumulative sum over the whole vocabulary is slow on a GPU.
     upto_RB = _block_sums(weights_RV).cumsum(-1)
+    # Scaling the number instead of the weights saves a division of the whole vocabulary.
     mark_R1 = numbers_R[:, None] * upto_RB[:, -1:]
     # If rounding puts the mark at the total, the count would be an index after the last token with a weight.
     block_R1 = (upto_RB <= mark_R1).sum(-1, keepdim=True).minimum((upto_RB < upto_RB[:, -1:]).sum(-1, keepdim=True))
@@ -139,6 +156,7 @@ def _inverse_cdf(weights_RV: Tensor, numbers_R: Tensor) -> Tensor:
     places_RW = block_R1 * _BLOCK + torch.arange(_BLOCK, device=weights_RV.device)
     inside_RW = places_RW < weights_RV.shape[-1]
     chosen_RW = weights_RV.gather(-1, places_RW.clamp(max=weights_RV.shape[-1] - 1)).double() * inside_RW
+    # The same guard as for blocks: never the place behind the last token with a weight.
     summed_RW = chosen_RW.cumsum(-1)
     last_R1 = (summed_RW < summed_RW[:, -1:]).sum(-1, keepdim=True)
     place_R1 = (before_R1 + summed_RW <= mark_R1).sum(-1, keepdim=True).minimum(last_R1)

@@ -121,8 +121,10 @@ class SlotCache(Cache):  # type: ignore[misc]
     def keep(self, rows_R: Tensor) -> None:
         for layer in self.slots:
             for states in (layer.keys, layer.values):
+                # The right side is copied before it is assigned, so overlapping rows are safe.
                 states[: len(rows_R)] = states[rows_R]
 
+    # transformers derives positions and masks from the length; both are passed explicitly here.
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
 
@@ -139,6 +141,7 @@ def compiled_layers(model: Any, cache: SlotCache, backend: str = "inductor") -> 
     # With one row, a matrix product is a reduction, which the compiler then fuses with what is around it.
     options: dict[str, Any] | None = {"coordinate_descent_tuning": True} if len(cache.places_R) == 1 else None
     forward = torch.compile(type(layers[0]).forward, backend=backend, options=options)
+    # The layer number would be a constant of the compiled graph, and every layer would be compiled for itself.
     for layer, slots in zip(layers, cache.slots, strict=True):
         layer.forward = partial(_forward_with_slots, forward, layer, slots)
     for module in numbered:
@@ -184,6 +187,7 @@ def attend(
         attended_RHD = attend_slots(query_RHTD.squeeze(2).contiguous(), key, value, lengths_R, scale)
         return attended_RHD[:, None], None
     groups = query_RHTD.shape[1] // heads_kv
+    # Without the kernel (CPU, fp32, unusual head sizes) a mask gives the same result more slowly.
     seen_R11T = torch.arange(positions, device=key.device) < lengths_R[:, None, None, None]
     attended_RH1D = F.scaled_dot_product_attention(
         query_RHTD,
@@ -255,6 +259,7 @@ class StaticDecoder:
         while order:
             longest = len(prompts[order[-1]]) - 1
             some = [order.pop() for _ in range(min(len(order), max(1, _PROMPT_TOKENS_AT_ONCE // longest)))]
+            # Padding is on the right here: causal attention never looks at it, and a slot is filled from position 0.
             ids_PT = torch.zeros(len(some), longest, dtype=torch.long)
             for row, place in enumerate(some):
                 ids_PT[row, : len(prompts[place]) - 1] = torch.tensor(prompts[place][:-1])
@@ -301,6 +306,7 @@ class StaticDecoder:
                     run = self._graph(bucket)
                     for _ in range(step, end):
                         run()
+                    # Results of this chunk are read by the host while the device works on the next one.
                     begun = (rows, step, end, *self._to_host(len(rows), step, end))
                     step = end
                 if waiting is not None:
@@ -404,6 +410,7 @@ class StaticDecoder:
         self._tokens_RS[:rows].index_copy_(1, self._step_1, tokens_R[:, None])
         self._logs_RS[:rows].index_copy_(1, self._step_1, logs_R[:, None])
         self._token_R[:rows].copy_(tokens_R)
+        # Finished rows keep running until the host removes them; the clamp keeps them inside their slots.
         places_R.add_(1).clamp_(max=self._cache.tokens - 1)
         self._step_1.add_(1).clamp_(max=self._steps - 1)
 
@@ -418,6 +425,7 @@ def rows_that_fit(model: Any, tokens: int) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     parameter = next(model.parameters())
+    # Keys and values of every layer; a slot is rounded up to whole blocks.
     slot_bytes = 2 * config.num_hidden_layers * heads * size * parameter.element_size() * (tokens + _BLOCK)
     free_bytes, _ = torch.cuda.mem_get_info(parameter.device)
     return int(_CACHE_SHARE * free_bytes / slot_bytes)
@@ -444,6 +452,7 @@ def _same_logits(model: Any) -> bool:
     """Checked on two prompts of different length."""
     device = next(model.parameters()).device
     size = min(model.config.get_text_config().vocab_size, 50)
+    # Different lengths show wrong masks and positions, which rows of equal length would hide.
     prompts = [[place % size for place in range(1, 8)], [3 % size, 2 % size, 1 % size]]
     found: list[Tensor] = []
 

@@ -79,6 +79,8 @@ class DeviceTally:
             rise_j = counter_j  # set back: it counts from 0 since then
         most_j = largest_rise_w(facts.get("power_limit_w")) * (span_s + (self.device.refresh_s or 0.1))
         if rise_j > most_j and self.device.component != "cpu_estimate":
+            # A live figure must not jump by kilojoules because a counter did; the record is computed from the trace
+            # later and treats the interval as a gap.
             return (self.power_w or 0.0) * span_s
         return rise_j
 

@@ -97,6 +97,8 @@ class CudaClock:
         self._pending: deque[_Pending] = deque()
 
     def start(self, phase: str) -> None:
+        # Events are recorded on the stream and read later: synchronizing at every phase would serialize host and
+        # device and measure another program.
         event = self._event()
         event.record()
         self._started[phase] = (time.perf_counter(), event)
@@ -106,6 +108,7 @@ class CudaClock:
         started = self._started.pop(phase, None)
         if started is None:
             return
+        # The host may be far ahead of the device; events would otherwise grow without bound.
         if len(self._pending) >= MAX_PENDING:
             self.untimed += 1
             self._free.append(started[1])
@@ -116,6 +119,7 @@ class CudaClock:
 
     def harvest(self) -> list[PhaseTiming]:
         done = []
+        # In order of submission, and a stream finishes in that order: the first unfinished event ends the search.
         while self._pending and self._pending[0].end.query():
             phase, host_s, begin, end = self._pending.popleft()
             done.append(PhaseTiming(phase, host_s, begin.elapsed_time(end) / 1000))
@@ -166,6 +170,7 @@ class PhaseTimes:
     def shares(self) -> dict[str, float]:
         """Fraction of the step's time in each phase; empty if nothing was timed."""
         per_step_s = self.per_step_s()
+        # Of the phases and not of the step: gaps between phases (logging, stop requests) belong to none of them.
         whole_s = sum(per_step_s.values())
         return {phase: seconds / whole_s for phase, seconds in per_step_s.items()} if whole_s else {}
 
