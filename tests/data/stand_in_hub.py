@@ -1,4 +1,4 @@
-"""A stand-in for the hub: as much of its protocol as its own clients ask for when they read a dataset.
+"""A stand-in for the hub: as much of its protocol as its own clients ask for when they read a dataset or a model.
 
 Started in a thread of the test; the clients find it through HF_ENDPOINT, which they read when they are imported.
 """
@@ -11,10 +11,12 @@ import threading
 REVISION = "a" * 40
 
 
-def serve(datasets):
-    """`datasets` is name -> file -> bytes. The server; its address is `http://127.0.0.1:PORT`."""
+def serve(datasets, models=None):
+    """`datasets` is name -> file -> bytes; `models` is name -> branch or tag -> (commit, file -> bytes), and may be
+    changed while the server runs. The server; its address is `http://127.0.0.1:PORT`."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.datasets = datasets
+    server.repos = {"datasets": {name: {"main": (REVISION, files)} for name, files in datasets.items()}}
+    server.repos["models"] = models if models is not None else {}
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 
@@ -22,24 +24,42 @@ def serve(datasets):
 class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         words = self.path.partition("?")[0].strip("/").split("/")
-        if words[:2] == ["api", "datasets"]:
-            self._describe("/".join(words[2:4]), words[4:])
-        elif words[0] == "datasets" and words[3:4] == ["resolve"]:
-            self._deliver("/".join(words[1:3]), "/".join(words[5:]))
+        if words[:1] == ["api"] and words[1:2] in (["datasets"], ["models"]):
+            self._describe(words[1], "/".join(words[2:4]), words[4:])
+        elif "resolve" in words[2:4]:
+            kind, words = ("datasets", words[1:]) if words[0] == "datasets" else ("models", words)
+            self._deliver(kind, "/".join(words[:2]), words[3], "/".join(words[4:]))
         else:
             self._answer(b"{}", 404)
 
     do_HEAD = do_GET  # noqa: N815
 
-    def _describe(self, name, requested):
-        files = self.server.datasets.get(name)
-        if files is None:
-            self._answer(b"{}", 404)
-        elif requested[:1] == ["tree"]:
+    def _find(self, kind, name, revision):
+        """(commit, files), or None after an answer that says what is not there."""
+        revisions = self.server.repos[kind].get(name)
+        if revisions is None:
+            self._answer(b"{}", 404, **{"X-Error-Code": "RepoNotFound"})
+            return None
+        found = revisions.get(revision) or next((one for one in revisions.values() if one[0] == revision), None)
+        if found is None:
+            self._answer(b"{}", 404, **{"X-Error-Code": "RevisionNotFound"})
+        return found
+
+    def _describe(self, kind, name, requested):
+        if requested[:1] == ["refs"]:
+            branches = [{"name": ref, "ref": f"refs/heads/{ref}", "targetCommit": commit}
+                        for ref, (commit, _) in self.server.repos[kind][name].items()]  # fmt: skip
+            self._answer(json.dumps({"branches": branches, "tags": [], "converts": []}).encode())
+            return
+        found = self._find(kind, name, requested[1] if requested[1:] else "main")
+        if found is None:
+            return
+        commit, files = found
+        if requested[:1] == ["tree"]:
             self._list(files, "/".join(requested[2:]))
         else:
             siblings = [{"rfilename": file} for file in files]
-            about = {"id": name, "sha": REVISION, "private": False, "tags": [], "siblings": siblings}
+            about = {"id": name, "sha": commit, "private": False, "tags": [], "siblings": siblings}
             self._answer(json.dumps(about).encode())
 
     def _list(self, files, folder):
@@ -49,12 +69,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         rows += [{"type": "directory", "path": one, "oid": _hash(one.encode())} for one in sorted(folders)]
         self._answer(json.dumps(rows).encode())
 
-    def _deliver(self, name, file):
-        data = self.server.datasets.get(name, {}).get(file)
-        if data is None:
-            self._answer(b"", 404, **{"X-Error-Code": "EntryNotFound"})
+    def _deliver(self, kind, name, revision, file):
+        found = self._find(kind, name, revision)
+        if found is None:
             return
-        headers = {"ETag": f'"{_hash(data)}"', "X-Repo-Commit": REVISION, "Accept-Ranges": "bytes"}
+        commit, files = found
+        data = files.get(file)
+        if data is None:
+            self._answer(b"", 404, **{"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+            return
+        headers = {"ETag": f'"{_hash(data)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         first, _, last = self.headers.get("Range", "").removeprefix("bytes=").partition("-")
         if not first:
             self._answer(data, **headers)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import small_tokenizers
@@ -12,6 +14,8 @@ import stand_in_hub
 from joulelab.data.chat.encoding import DocumentStore
 
 pytest.importorskip("datasets")
+sys.path.append(str(Path(__file__).parents[1] / "distill" / "causal"))  # its tiny teacher
+import tiny_llama
 
 COMMANDS = """
 import json, sys
@@ -95,3 +99,116 @@ def test_texts_reviews_and_published_conversations_come_from_a_hub_id(hub, tmp_p
         document = store.document(0)
         assert len(store) > 3
         assert tokenizer.decode(document.ids[document.trained]).startswith(taught)
+
+
+# Models: two revisions of one teacher.
+
+OLD, NEW = "b" * 40, "c" * 40
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def two_teachers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("teachers")
+    for steps, name in ((60, "old"), (80, "new")):
+        tiny_llama.write_teacher(folder / name, steps)
+    tiny_llama.write_chats(folder / "chats.jsonl", rows=60)
+    return folder
+
+
+@pytest.fixture
+def model_hub(two_teachers):
+    """`main` is at the old commit; a test may move it."""
+    old, new = ((OLD, files_of(two_teachers / "old")), (NEW, files_of(two_teachers / "new")))
+    revisions = {"main": old, "first": old, "v2": new}
+    server = stand_in_hub.serve({}, {"birds/teacher": revisions})
+    server.revisions = revisions
+    yield server
+    server.shutdown()
+
+
+def run_commands(commands, folder, server, **environment):
+    """(exit code, error) of each command, all in one process."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS],
+        input="\n".join(commands),
+        env={
+            **os.environ,
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HOME": str(folder / "home"),
+            "JOULELAB_RUNS": "runs",
+            **environment,
+        },
+        cwd=folder, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+
+
+def kd(teacher, folder, *more):
+    return " ".join(
+        ["run kd-tiny", f"data.source={folder}/chats.jsonl", f"teacher.model={teacher}", "data.tokenizer=null",
+         "data.held_out=4", "data.max_tokens=32", "data.row_length=64", "student.size=nano", "budget.tokens=200",
+         "quality.answers=null", "until=teacher", *more]
+    )  # fmt: skip
+
+
+def bills(folder, name):
+    """Of each run in the order of their names: the bill of its artifact, None where it reused another run's."""
+    runs = sorted((folder / "runs").glob("kd-*"))
+    paths = [run / "artifacts" / name / "bill.json" for run in runs]
+    return [json.loads(path.read_text()) if path.exists() else None for path in paths]
+
+
+def test_a_changed_teacher_on_the_hub_is_asked_again_and_the_same_one_is_reused(model_hub, two_teachers, tmp_path):
+    first = run_commands([kd("birds/teacher", two_teachers)] * 2, tmp_path, model_hub)
+    assert first == [[0, "None"]] * 2
+    model_hub.revisions["main"] = model_hub.revisions["v2"]
+    second = run_commands(
+        [kd("birds/teacher", two_teachers), kd("birds/teacher@v2", two_teachers)], tmp_path, model_hub
+    )
+    third = run_commands([kd(f"birds/teacher@{OLD}", two_teachers)], tmp_path, model_hub)
+    assert second + third == [[0, "None"]] * 3
+    old, reused, new, by_tag, by_commit = bills(tmp_path, "logits")
+    assert [reused, by_tag, by_commit] == [None] * 3
+    assert old["artifact"]["key"] != new["artifact"]["key"]
+    for bill, commit in ((old, OLD), (new, NEW)):
+        assert f"external:birds/teacher@{commit}" in bill["artifact"]["parents"]
+        assert bill["inputs"]["voice"] == f"birds/teacher@{commit}"
+    manifest = json.loads(next((tmp_path / "runs").glob("*/artifacts/logits/manifest.json")).read_text())
+    assert manifest["teacher_sha256"].startswith("birds/teacher@")
+
+
+def test_offline_a_name_is_the_commit_in_the_cache_and_an_unknown_revision_lists_the_known_ones(
+    model_hub, two_teachers, tmp_path
+):
+    here = run_commands(
+        [kd("birds/teacher", two_teachers), kd("birds/teacher@v3", two_teachers), kd("birds/none", two_teachers)],
+        tmp_path, model_hub,
+    )  # fmt: skip
+    assert here[0] == [0, "None"]
+    assert "unknown revision of birds/teacher 'v3'; known: first, main, v2" in here[1][1]
+    assert "the hub did not return the model 'birds/none'" in here[2][1]
+    model_hub.revisions["main"] = model_hub.revisions["v2"]
+    offline = run_commands(
+        [kd("birds/teacher", two_teachers), kd("birds/teacher@v2", two_teachers)],
+        tmp_path, model_hub, HF_HUB_OFFLINE="1",
+    )  # fmt: skip
+    assert offline[0] == [0, "None"]
+    assert bills(tmp_path, "logits")[1] is None  # the old commit is in the cache, and its logits are reused
+    assert "birds/teacher@v2" in offline[1][1] and "cannot be reached" in offline[1][1]
+    assert len(list((tmp_path / "runs").glob("kd-*"))) == 2  # refused names leave no run
+
+
+def test_a_resumed_run_keeps_the_commit_that_it_started_with(model_hub, two_teachers, tmp_path):
+    assert run_commands([kd("birds/teacher", two_teachers)], tmp_path, model_hub) == [[0, "None"]]
+    (run,) = (tmp_path / "runs").glob("kd-*")
+    shutil.rmtree(run / "artifacts" / "logits")
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "status": "failed"}))
+    model_hub.revisions["main"] = model_hub.revisions["v2"]
+    assert run_commands([f"run --resume {run}"], tmp_path, model_hub) == [[0, "None"]]
+    (again,) = bills(tmp_path, "logits")
+    assert f"external:birds/teacher@{OLD}" in again["artifact"]["parents"]

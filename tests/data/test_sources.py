@@ -104,3 +104,31 @@ def test_a_name_in_an_existing_folder_may_be_a_mistyped_path(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     assert f"there is no file or folder {tmp_path / 'folder' / 'nope'}" in sources.hub_hint("folder/nope")
     assert "there is no file" not in sources.hub_hint("org/nope")
+
+
+@pytest.mark.parametrize(
+    ("name", "repo", "config", "revision"),
+    [
+        ("org/name", "org/name", None, None),
+        ("org/name@v1.0", "org/name", None, "v1.0"),
+        ("org/name:part@refs/pr/3", "org/name", "part", "refs/pr/3"),
+        ("gpt2@main", "gpt2", None, "main"),
+    ],
+)
+def test_a_hub_id_may_name_a_configuration_and_a_revision(name, repo, config, revision) -> None:
+    found = sources.parse(name)
+    assert (found.kind, found.repo, found.config, found.revision) == ("hub", repo, config, revision)
+
+
+def test_a_path_that_exists_takes_precedence_over_a_revision(tmp_path, monkeypatch) -> None:
+    (tmp_path / "org").mkdir()
+    (tmp_path / "org" / "model@v1").mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = sources.parse("org/model@v1")
+    assert (found.kind, found.revision) == ("folder", None)
+
+
+@pytest.mark.parametrize("name", ["org/name@", "org/name@two words", "org/name@v1:part"])
+def test_a_malformed_revision_is_refused(name) -> None:
+    with pytest.raises(NotFoundError, match=r"nor a hub id|no file or folder"):
+        sources.parse(name)

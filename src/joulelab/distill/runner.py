@@ -156,6 +156,7 @@ class Runner(Generic[SpecT]):
         self.run = run
         self.spec = cast(SpecT, run.spec)
         self.ranks = ranks
+        data_inputs.keep_recorded_commits(run)
 
     @cached_property
     def device(self) -> torch.device:

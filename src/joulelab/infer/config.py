@@ -42,7 +42,7 @@ def require_weights(name: str, model: str) -> None:
     if not name:
         raise UsageError(f"{model} has no published weights in this size", "omit --weights, or pass a folder")
     place = sources.parse(name)
-    if place.kind == "hub" and "/" not in name:
+    if place.kind == "hub" and "/" not in place.repo:
         known = [*SHAPES, *lookup.ZOO.names(), *(sources.SAMPLE_PREFIX + sample for sample in sources.SAMPLES)]
         raise lookup.unknown("model", name, known, "or a folder, or a hub id such as org/name")
     if place.kind == "hub" and hub.cached_folder(name, "config.json") is None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from joulelab.data.inputs import input_bill
+from joulelab.data.inputs import input_bill, keep_recorded_commits
 from joulelab.infer.config import Case, InferSpec
 from joulelab.infer.decoding import run_generation
 from joulelab.infer.energy import ItemWindow, energy_per_item
@@ -48,6 +48,7 @@ TRACKER = "inference"
 
 def run_infer(run: RunContext) -> None:
     spec = cast(InferSpec, run.spec)
+    keep_recorded_commits(run)
     if spec.weights_from is not None:  # break-even analysis needs the energy of the model's training
         input_bill(run, "model", spec.weights_from, "model", role=None)
     torch.set_num_threads(spec.usable_threads)

@@ -105,11 +105,12 @@ def code_version() -> str:
     return f"{joulelab.__version__}+{digest.hexdigest()[:12]}"
 
 
-def external(name: str, kind: str, identity: str) -> Bill:
-    """The bill of something made elsewhere: its energy is unknown and recorded as missing."""
+def external(name: str, kind: str, identity: str, commit: str | None = None) -> Bill:
+    """The bill of something made elsewhere: its energy is unknown and recorded as missing. `commit`: on the hub."""
     reason = missing("made elsewhere; its energy was not measured here")
     artifact = Ancestor(key=f"external:{identity}", name=name, kind=kind, made_by=ELSEWHERE, energy={"all": reason})
-    return Bill(artifact=artifact, made_at=clock.iso(clock.now().wall_s), code_version="", inputs={"name": name})
+    inputs = {"name": name} if commit is None else {"name": name, "commit": commit}
+    return Bill(artifact=artifact, made_at=clock.iso(clock.now().wall_s), code_version="", inputs=inputs)
 
 
 def unmetered(name: str, key: str, reason: str) -> Bill:

@@ -36,7 +36,7 @@ from joulelab.runs.artifacts import (
     with_shards,
     write_bill,
 )
-from joulelab.runs.attempt_data import STARTUP
+from joulelab.runs.attempt_data import STARTUP, read_events
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.phases import Phase, comes_after
 from joulelab.runs.record import Result, RunRecord, StageKind, checked_role, kind_by_name
@@ -406,6 +406,12 @@ class RunContext:
         """Record an input that this run did not make, so that the lineage includes it."""
         self.meter.event("artifact", name=name, bill=bill.model_dump(mode="json"))
         return bill
+
+    def earlier_inputs(self) -> list[Bill]:
+        """Bills of the inputs that earlier attempts of this run recorded."""
+        attempts = sorted(self.paths.event_files().items(), key=lambda entry: entry[0][1])
+        files = [path for (_, attempt), ranks in attempts if attempt < self.attempt for _, path in ranks]
+        return [bill for path in files for bill in read_events(path).bills.values()]
 
     def log(self, step: int, **values: float | str) -> None:
         """Write a line of metrics; if a step was repeated after a resume, the line of the later attempt counts."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from joulelab.clock import NS
 from joulelab.data import sources
-from joulelab.data.inputs import input_bill
+from joulelab.data.inputs import input_bill, keep_recorded_commits
 from joulelab.meter.trace import read_lines
 from joulelab.runs.artifacts import Bill
 from joulelab.runs.context import RunContext
@@ -111,6 +111,7 @@ PREPARE, TRAIN, EVALUATE = "model.prepare", "model.train", "model.evaluate"
 def run_train(run: RunContext) -> None:
     if not run.includes("train"):
         return
+    keep_recorded_commits(run)
     with process_group() as ranks:
         pipeline = _TrainPipeline(run, cast(TrainSpec, run.spec), ranks)
         if pipeline.spec.save_model:

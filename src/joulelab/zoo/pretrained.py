@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joulelab.data import sources
+from joulelab.data import hub, sources
 from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, NotFoundError
 from joulelab.zoo.registry import WorkloadRequest
 
@@ -70,11 +70,13 @@ class _ModelLocation:
     name: str  # as the user wrote it
     folder_or_id: str
     gguf_file: str | None = None
+    revision: str | None = None  # commit on the hub
     hint: str = "a model folder has config.json and model.safetensors; a .gguf file must be complete"
 
     @property
     def arguments(self) -> dict[str, str]:
-        return {"gguf_file": self.gguf_file} if self.gguf_file else {}
+        chosen = {"gguf_file": self.gguf_file, "revision": self.revision}
+        return {name: value for name, value in chosen.items() if value}
 
 
 def load_tokenizer(name: str) -> Any:
@@ -105,10 +107,10 @@ def load_classifier(name: str, num_labels: int, seed: int) -> torch.nn.Module:
         _refuse_causal_lm(place, ["ForCausalLM"])
     transformers = import_transformers()
     with quiet_transformers(transformers), _explain_load_errors(place), seeded_init(seed):
-        config = transformers.AutoConfig.from_pretrained(place.folder_or_id, num_labels=num_labels)
+        config = transformers.AutoConfig.from_pretrained(place.folder_or_id, num_labels=num_labels, **place.arguments)
         _refuse_causal_lm(place, config.architectures or [])
         model: torch.nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
-            place.folder_or_id, config=config, ignore_mismatched_sizes=True
+            place.folder_or_id, config=config, ignore_mismatched_sizes=True, **place.arguments
         )
     return model
 
@@ -119,7 +121,9 @@ def load_causal_lm(name: str) -> torch.nn.Module:
     with quiet_transformers(transformers), _explain_load_errors(place), fast_gguf_reader():
         if place.gguf_file:
             return _dequantize_gguf(transformers, place)
-        model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(place.folder_or_id)
+        model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
+            place.folder_or_id, **place.arguments
+        )
     return model
 
 
@@ -130,7 +134,7 @@ def encoder_config(name: str) -> Any:
         _refuse_causal_lm(place, ["ForCausalLM"])
     transformers = import_transformers()
     with quiet_transformers(transformers), _explain_load_errors(place):
-        config = transformers.AutoConfig.from_pretrained(place.folder_or_id)
+        config = transformers.AutoConfig.from_pretrained(place.folder_or_id, **place.arguments)
     _refuse_causal_lm(place, config.architectures or [])
     return config
 
@@ -154,14 +158,16 @@ def load_pretrained(kind: Any, name: str) -> torch.nn.Module:
     """`kind.from_pretrained` with errors that name the model and a fix."""
     place = _locate_model(name)
     with quiet_transformers(import_transformers()), _explain_load_errors(place):
-        model: torch.nn.Module = kind.from_pretrained(place.folder_or_id)
+        model: torch.nn.Module = kind.from_pretrained(place.folder_or_id, **place.arguments)
     return model
 
 
 def weights_identity(name: str) -> str:
-    """Identity of the weights for an artifact's key: hash of the files, or the hub id if there are none."""
+    """Identity of the weights for an artifact's key: hash of the files, or name and commit on the hub."""
     source = sources.parse(name)
-    return source.name if source.path is None else sources.content_hash(source.path)
+    if source.path is None:
+        return f"{source.repo}@{hub.commit_of(source, 'model')}"
+    return sources.content_hash(source.path)
 
 
 def save_hf(model: torch.nn.Module, tokenizer: Any, folder: Path) -> None:
@@ -210,7 +216,8 @@ def seeded_init(seed: int) -> Iterator[None]:
 def _locate_model(name: str) -> _ModelLocation:
     source = sources.parse(name)
     if source.path is None:
-        return _ModelLocation(name, source.name, hint=sources.hub_hint(source.name))
+        commit = hub.commit_of(source, "model")
+        return _ModelLocation(name, source.repo, revision=commit, hint=sources.hub_hint(source.repo))
     if source.kind == "sample" and sources.find_sample(source.name).kind == "labeled-text":
         raise ConfigError(f"{name} is labeled text, not a model", "use sample:minilm or sample:smollm2")
     if source.path.is_dir():

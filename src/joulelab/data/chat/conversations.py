@@ -383,8 +383,7 @@ def _records(
     if found.path is None:
         from joulelab.data.hub import HubText
 
-        name = source if subset == "all" else f"{found.name.partition(':')[0]}:{subset}"
-        return HubText(name, whole=True).rows(part)
+        return HubText(source, None if subset == "all" else subset, whole=True).rows(part)
     if is_saved_dataset(found.path):
         from joulelab.data.hub import SavedText
 

@@ -81,9 +81,9 @@ class _Loader:
     def __init__(self) -> None:
         self.missing: list[str] = []
 
-    def from_pretrained(self, place: str) -> Any:
+    def from_pretrained(self, place: str, **options: Any) -> Any:
         kind = import_transformers().AutoModelForQuestionAnswering
-        model, report = kind.from_pretrained(place, output_loading_info=True)
+        model, report = kind.from_pretrained(place, output_loading_info=True, **options)
         self.missing = sorted(name for name in report["missing_keys"] if name.startswith(_HEAD))
         return model
 
