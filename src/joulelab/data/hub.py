@@ -15,7 +15,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,8 +39,7 @@ def commit_of(source: Source, kind: RepoKind) -> str:
     revision = source.revision or _DEFAULT_BRANCH
     if _COMMIT.fullmatch(revision):
         return revision
-    if find_spec("huggingface_hub") is None:
-        raise DependencyMissing("the package 'huggingface_hub' is not installed", 'pip install "joulelab[train]"')
+    lookup.require_packages("the hub", "huggingface_hub")
     key = (kind, source.repo, revision)
     if key not in _commits:
         commit = (_ask_for_commit if reachable() else _cached_commit)(source, kind, revision)
