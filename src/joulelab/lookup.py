@@ -126,6 +126,7 @@ _PIPELINES = {
     "distilbert": ("joulelab.distill.distilbert", "config:DistilbertSpec", "recipe:run_distilbert"),
     "dpo": ("joulelab.distill.causal", "config:CausalSpec", "recipe:run_dpo"),
     "fitnets-images": ("joulelab.distill.classify", "config:FitnetsImagesSpec", "recipe:run_fitnets_images"),
+    "import": ("joulelab.runs", "imported:ImportSpec", "imported:refuse"),
     "infer": ("joulelab.infer", "config:InferSpec", "pipeline:run_infer"),
     "kd": ("joulelab.distill.causal", "config:CausalSpec", "recipe:run_kd"),
     "measure": ("joulelab.runs.measure", "result:MeasureSpec", "result:refuse"),

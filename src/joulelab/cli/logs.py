@@ -1,9 +1,10 @@
-"""`joulelab import` and `joulelab plot`: energy and figures from power logs of other tools, and plots of runs."""
+"""`joulelab import` and `joulelab plot`: runs and figures from logs of other tools, and plots of runs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,13 +14,29 @@ from joulelab.lookup import require_extra
 
 if TYPE_CHECKING:
     from joulelab.meter.importers.emissions_csv import CodeCarbonLog
-    from joulelab.meter.importers.power_log import PowerLog
+    from joulelab.meter.importers.power_log import PowerLog, RunLog, TimeRule
+    from joulelab.report.tables.grid import Grid
 
 
 def import_log(
-    file: Annotated[
-        Path, typer.Argument(help="Log file, or a run directory for its trace; the format is auto-detected.")
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Log files, or folders written by other tools; formats are detected."),
     ],
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Name of the run; runs of one name are repeats in comparisons."),
+    ] = None,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Only print; create no run.")] = False,
+    one_run: Annotated[
+        bool, typer.Option("--one-run", help="Make one run with all stages of all paths, instead of a run each.")
+    ] = False,
+    interpolate_gaps: Annotated[
+        bool,
+        typer.Option(
+            "--interpolate-gaps", help="Fill gaps between readings; otherwise energy with gaps is a lower bound."
+        ),
+    ] = False,
     time_zone: Annotated[
         str | None,
         typer.Option("--time-zone", metavar="ZONE", help="Zone of timestamps without offset: Europe/Berlin, +02:00."),
@@ -39,35 +56,191 @@ def import_log(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="TRACE.jsonl", help="Also write the log as a joulelab trace.")
     ] = None,
+    runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compute energy per GPU from a power log: trapezoidal integral of power, and the energy counter if logged.
+    """Make runs from logs of other tools and print their energy.
 
-    Reads JSONL of `joulelab monitor` and of earlier monitors, `nvidia-smi dmon` text, `nvidia-smi --query-gpu` CSV and
-    CodeCarbon's emissions.csv.
+    Reads JSONL of `joulelab monitor`, of earlier monitors and with nested GPUs, `nvidia-smi dmon` text, `nvidia-smi
+    --query-gpu` CSV, CSV with power columns (power_log.csv, per-step tables), CodeCarbon's files, and stage JSON,
+    experiment_summary.json and stage_metrics.csv of the distillation energy benchmark. An imported run works in
+    `compare`, `bill`, `report`, `query` and `pack`.
 
-    Example, DeiT-B at 4.37 ms per image, with idle before and after detected in the log:
+    Examples:
 
-      joulelab import power_usage.csv --latency-ms 4.37
+      joulelab import logs/stages/kd_32b_to_1b --name kd
+
+      joulelab import power_usage.csv --latency-ms 4.37 --no-run
     """
     _check(period, idle, idle_watts, latency_ms)
-    from joulelab.meter.importers.convert import read_log
-    from joulelab.meter.importers.emissions_csv import CodeCarbonLog
     from joulelab.meter.importers.power_log import TimeRule
 
-    log = read_log(file, TimeRule(time_zone, period))
-    if isinstance(log, CodeCarbonLog):
+    rule = TimeRule(time_zone, period)
+    if len(paths) > 1:
         given = {"--idle": idle, "--idle-watts": idle_watts, "--latency-ms": latency_ms, "--out": out}
-        for option in (name for name, value in given.items() if value is not None):
-            raise UsageError(f"{option} needs power over time; CodeCarbon's file has only totals of whole runs")
-        _print_codecarbon(log, as_json)
-        return
-    _print_log(log, file, idle, idle_watts, latency_ms, as_json)
-    if out is not None:
+        for option in (flag for flag, value in given.items() if value is not None):
+            raise UsageError(f"{option} applies to one log; {len(paths)} paths were given", "import them one by one")
+    if no_run and (one_run or name):
+        raise UsageError(f"--no-run creates no run, so {'--one-run' if one_run else '--name'} has no effect")
+    # All paths are read before the first run is created: a bad one leaves nothing behind.
+    read = [_read(path, rule, idle, idle_watts, latency_ms, out, interpolate_gaps) for path in paths]
+    runs = [run for one in read for run in one.runs]
+    if one_run and runs:
+        from joulelab.meter.importers.convert import merged
+
+        runs = [merged(runs, name or runs[0].name)]
+    answers = (
+        [] if no_run else _create(runs, name, read[0].idle_s if len(read) == 1 else None, interpolate_gaps, runs_dir)
+    )
+    if as_json:
+        import json
+
+        created = [{"run_id": folder.name, "folder": str(folder), "energy": line} for folder, line in answers]
+        data = read[0].data if len(read) == 1 else {"logs": [one.data for one in read]}
+        print(json.dumps({**data, "created": created}, indent=2))
+    else:
+        from joulelab.cli.console import print_answer
+
+        for one in read:
+            print_answer(one.result, one.grids, one.sentences)
+        for folder, line in answers:
+            print(f"run {folder}: {line}")
+        if not no_run and not answers:
+            note("no run was created: nothing here has both a duration and an energy")
+    if out is not None and read[0].power is not None:
         from joulelab.meter.importers.convert import write_trace
 
-        write_trace(log, file, out)
+        write_trace(read[0].power, paths[0], out, interpolate_gaps)
         note(f"trace: {out}")
+
+
+@dataclass(frozen=True)
+class _Imported:
+    """What is printed of one path, and the runs that it becomes."""
+
+    data: dict[str, Any]
+    result: str
+    grids: list[Grid]
+    sentences: list[str]
+    runs: list[RunLog]
+    power: PowerLog | None = None
+    idle_s: tuple[float, float] | None = None
+
+
+def _read(
+    path: Path,
+    rule: TimeRule,
+    idle: str | None,
+    idle_watts: float | None,
+    latency_ms: float | None,
+    out: Path | None,
+    interpolate_gaps: bool,
+) -> _Imported:
+    from joulelab.meter.importers.convert import power_run, read_folder, read_log
+    from joulelab.meter.importers.emissions_csv import CodeCarbonLog, run_logs
+    from joulelab.meter.importers.power_log import PowerLog
+
+    is_run = path.is_dir() and ((path / "run.json").exists() or (path / "trace").is_dir())
+    if path.is_dir() and not is_run:
+        runs, notes = read_folder(path, rule)
+        if len(runs) == 1 and runs[0].stages[0].power is not None:
+            log: PowerLog | CodeCarbonLog | list[RunLog] = runs[0].stages[0].power
+        else:
+            log = runs
+    else:
+        log, runs, notes = read_log(path, rule), [], []
+    if isinstance(log, PowerLog):
+        runs = [] if is_run else runs or [power_run(log, path, path.stem)]
+        return _of_power(log, path, runs, idle, idle_watts, latency_ms, interpolate_gaps, is_run)
+    given = {"--idle": idle, "--idle-watts": idle_watts, "--latency-ms": latency_ms, "--out": out}
+    for option in (flag for flag, value in given.items() if value is not None):
+        whose = "CodeCarbon's file has only totals of whole runs" if isinstance(log, CodeCarbonLog) else "totals only"
+        raise UsageError(f"{option} needs power over time; {whose}")
+    if isinstance(log, CodeCarbonLog):
+        from dataclasses import asdict
+
+        from joulelab.report.tables.log_tables import codecarbon_grid, codecarbon_result, codecarbon_task_grid
+
+        data = {**asdict(log), "label": "CodeCarbon's own figures; _j in joules"}
+        grids = [codecarbon_grid(log)] + ([codecarbon_task_grid(log)] if any(run.tasks for run in log.runs) else [])
+        sentences = [f"Times: {log.clock}.", *(f"Note: {text}." for text in log.notes)]
+        return _Imported(data, codecarbon_result(log), grids, sentences, run_logs(log, path, rule.zone))
+    return _of_stages(log, path, notes)
+
+
+def _of_power(
+    log: PowerLog,
+    path: Path,
+    runs: list[RunLog],
+    idle: str | None,
+    idle_watts: float | None,
+    latency_ms: float | None,
+    interpolate_gaps: bool,
+    is_run: bool,
+) -> _Imported:
+    from joulelab.meter.importers.log_energy import (
+        IdleGiven,
+        figures,
+        parse_idle,
+        require_inference,
+        summary_data,
+        with_energy,
+    )
+    from joulelab.report.tables.log_tables import log_grid, log_result, log_sentences
+
+    window_s = None if idle is None else parse_idle(idle, log)
+    latency_s = None if latency_ms is None else latency_ms / 1000
+    rows = with_energy(log, figures(log, IdleGiven(window_s, idle_watts), latency_s, interpolate_gaps))
+    if latency_s is not None:
+        require_inference(log, rows)
+    sentences = log_sentences(log, rows)
+    if is_run:
+        sentences.append("This folder is a run already; no other run is created.")
+    data = {"file": str(path), **summary_data(log, rows)}
+    if not any(row.energy.duration_s for row in rows):  # one reading has no time, and so no energy
+        runs = []
+    return _Imported(data, log_result(rows), [log_grid(log, rows)], sentences, runs, log, window_s)
+
+
+def _of_stages(runs: list[RunLog], path: Path, notes: list[str]) -> _Imported:
+    from dataclasses import asdict
+
+    from joulelab.report.tables.log_tables import stage_log_grid
+    from joulelab.units import plural
+
+    texts = list(dict.fromkeys([*notes, *(note for run in runs for note in run.notes)]))
+    stages = [stage for run in runs for stage in run.stages]
+    data: dict[str, Any] = {
+        "file": str(path),
+        "formats": list(dict.fromkeys(run.format for run in runs)),
+        "notes": texts,
+        "stages": [
+            {**{key: value for key, value in asdict(stage).items() if key != "power"}, "run": run.name}
+            for run in runs
+            for stage in run.stages
+        ],
+    }
+    result = f"{plural(len(stages), 'stage')} in {plural(len(runs), 'run')} of {path.name}"
+    sentences = [f"Times: {runs[0].clock}.", *(f"Note: {text}." for text in texts)]
+    return _Imported(data, result, [stage_log_grid(runs)], sentences, runs)
+
+
+def _create(
+    runs: list[RunLog],
+    name: str | None,
+    idle_s: tuple[float, float] | None,
+    interpolate_gaps: bool,
+    runs_dir: Path | None,
+) -> list[tuple[Path, str]]:
+    from joulelab.runs.imported import create_imported_run
+    from joulelab.runs.measure.result import answer_line
+    from joulelab.runs.store import store_root
+
+    answers = []
+    for run in runs:
+        made, record = create_imported_run(store_root(runs_dir), run, name, idle_s, interpolate_gaps)
+        answers.append((made.folder, answer_line(record)))
+    return answers
 
 
 def _check(period: float | None, idle: str | None, idle_watts: float | None, latency_ms: float | None) -> None:
@@ -78,48 +251,6 @@ def _check(period: float | None, idle: str | None, idle_watts: float | None, lat
         raise UsageError(f"--idle-watts {idle_watts:g} is not a power")
     if idle is not None and idle_watts is not None:
         raise UsageError("--idle and --idle-watts both set the idle power", "give one of them")
-
-
-def _print_log(
-    log: PowerLog, file: Path, idle: str | None, idle_watts: float | None, latency_ms: float | None, as_json: bool
-) -> None:
-    from joulelab.meter.importers.log_energy import (
-        IdleGiven,
-        figures,
-        parse_idle,
-        require_inference,
-        summary_data,
-        with_energy,
-    )
-
-    window_s = None if idle is None else parse_idle(idle, log)
-    latency_s = None if latency_ms is None else latency_ms / 1000
-    rows = with_energy(log, figures(log, IdleGiven(window_s, idle_watts), latency_s))
-    if latency_s is not None:
-        require_inference(log, rows)
-    if as_json:
-        import json
-
-        print(json.dumps({"file": str(file), **summary_data(log, rows)}, indent=2))
-        return
-    from joulelab.cli.console import print_answer
-    from joulelab.report.tables.log_tables import log_grid, log_result, log_sentences
-
-    print_answer(log_result(rows), [log_grid(log, rows)], log_sentences(log, rows))
-
-
-def _print_codecarbon(log: CodeCarbonLog, as_json: bool) -> None:
-    if as_json:
-        import json
-        from dataclasses import asdict
-
-        print(json.dumps({**asdict(log), "label": "CodeCarbon's own figures; _j in joules"}, indent=2))
-        return
-    from joulelab.cli.console import print_answer
-    from joulelab.report.tables.log_tables import codecarbon_grid, codecarbon_result
-
-    notes = [f"Note: {text}." for text in log.notes]
-    print_answer(codecarbon_result(log), [codecarbon_grid(log)], [f"Times: {log.clock}.", *notes])
 
 
 FORMATS = ("png", "svg")

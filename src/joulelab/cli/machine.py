@@ -248,6 +248,9 @@ def monitor(
         float | None, typer.Option("--duration", help="Stop after this many seconds (default: at SIGINT or SIGTERM).")
     ] = None,
     rapl_root: Annotated[str, typer.Option("--rapl-root", help="Path of the RAPL tree.")] = "/sys/class/powercap",
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Write sample lines only, without header, gap and end lines.")
+    ] = False,
     live: Annotated[bool, typer.Option("--live", help="Show power, energy and utilization on stderr.")] = False,
     prometheus: Annotated[
         int | None, typer.Option("--prometheus", metavar="PORT", help="Serve metrics on 127.0.0.1:PORT/metrics.")
@@ -289,7 +292,7 @@ def monitor(
             report(f"metrics on http://127.0.0.1:{page.port}/metrics")
         log = LogFile(log_path, report)
         stack.callback(log.close)
-        watched = Monitor(Settings(interval, duration, pid), _readers(config, pid), log, report)
+        watched = Monitor(Settings(interval, duration, pid, plain), _readers(config, pid), log, report)
         _open(watched, requested=gpu not in (None, "none"))
         stack.callback(watched.close)
         report(f"recording every {interval:g} s to {log_path}; stop with SIGINT or SIGTERM")

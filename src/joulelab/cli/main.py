@@ -85,7 +85,7 @@ add(MEASURE, "measure", measure.measure, "Measure the energy of any program.", a
 add(MEASURE, "doctor", machine.doctor, "Check which sensors work here and how to fix the others.")
 add(MEASURE, "prerun", machine.prerun, "Check the machine before a long run: idle, load, idle.")
 add(MEASURE, "monitor", monitor.monitor, "Log power, memory and utilization of GPUs and CPU.")
-add(MEASURE, "import", logs.import_log, "Compute energy per GPU from a power log.")
+add(MEASURE, "import", logs.import_log, "Make runs from logs of other tools.")
 add(MEASURE, "plot", logs.plot, "Plot power, utilization and memory of a log or run.")
 
 RUN = "Train, distill and serve"

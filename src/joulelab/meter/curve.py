@@ -308,12 +308,14 @@ def _walk_of_unknown_shape(cell_j: Floats, cell_s: Floats, limit_w: float | None
     return walk_j2
 
 
-def polled_curve(power_ns: Stamps, power_w: Floats, limit_w: float | None) -> EnergyCurve:
-    """Trapezoids between polls; holes are not filled in."""
+def polled_curve(
+    power_ns: Stamps, power_w: Floats, limit_w: float | None, interpolate_gaps: bool = False
+) -> EnergyCurve:
+    """Trapezoids between polls; holes are filled in only on request, with the error of unseen time."""
     origin = int(power_ns[0])
     edges = (power_ns - origin) / NS
     steps_s = np.diff(edges)
-    known = steps_s <= HOLE_FACTOR * float(np.median(steps_s))
+    known = (steps_s <= HOLE_FACTOR * float(np.median(steps_s))) | interpolate_gaps
     # Trapezoidal rule. Its error is what the power did between two polls and not the rule's own,
     # which is why a higher-order rule would gain nothing.
     cell_j = np.where(known, (power_w[1:] + power_w[:-1]) / 2 * steps_s, 0.0)
@@ -321,6 +323,20 @@ def polled_curve(power_ns: Stamps, power_w: Floats, limit_w: float | None) -> En
     walk_j2 = np.where(known, (float(np.std(power_w)) * steps_s) ** 2, 0.0)
     sampled, shape_j = np.zeros(len(cell_j), dtype=bool), np.zeros(len(cell_j))
     return EnergyCurve(edges, cell_j, known, origin, walk_j2, sampled, shape_j, limit_w=limit_w)
+
+
+def stated_curve(cells: Sequence[tuple[int, int, float]]) -> EnergyCurve:
+    """(begin, end, joules) of disjoint times whose energy another program stated; its errors are not known."""
+    origin = min(begin for begin, _, _ in cells)
+    edges, joules, known = [origin], list[float](), list[bool]()
+    for begin, end, energy_j in sorted(cells):
+        if begin > edges[-1]:
+            edges, joules, known = [*edges, begin], [*joules, 0.0], [*known, False]
+        edges, joules, known = [*edges, end], [*joules, energy_j], [*known, True]
+    edges_s = (np.array(edges, dtype=np.int64) - origin) / NS
+    nothing = np.zeros(len(joules))
+    flags = np.array(known, dtype=bool)
+    return EnergyCurve(edges_s, np.array(joules), flags, origin, nothing, np.zeros(len(joules), dtype=bool), nothing)
 
 
 @dataclass(frozen=True, eq=False)

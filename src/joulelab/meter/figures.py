@@ -228,7 +228,8 @@ def total(figures: Iterable[EnergyFigure], durations_s: Sequence[float] | None =
         energy_j=energy_j,
         method=max((part.method for part in present), key=_STRENGTH.index),
         coverage=sum(w * part.coverage for w, part in zip(weights, parts, strict=True)) / weight_sum,
-        half_width_j=combined_half_width_j(errors),
+        # the interval of a sum is not known if that of a part is not
+        half_width_j=None if any(part.half_width_j is None for part in present) else combined_half_width_j(errors),
         errors=errors,
         # Gain errors add linearly, weighted by energy: two sensors of one kind are off in the same
         # direction, so quadrature would be too small.

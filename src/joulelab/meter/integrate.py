@@ -155,13 +155,15 @@ def _over_windows(
     reasons = [str(series.facts["reason"]), *faults] if series.facts.get("reason") else faults
     # Both are sums of rounded times, so the quotient may exceed 1 by rounding.
     coverage = min(1.0, covered_s / duration_s)
+    # The errors of a total that another program stated are not known; 0 would claim that there are none.
+    stated = bool(series.reported)
     return EnergyFigure(
         energy_j=energy_j,
         method=method,
         coverage=coverage,
-        half_width_j=combined_half_width_j(errors),
-        errors=errors,
-        gain_error_rel=series.gain_error_rel,
+        half_width_j=None if stated else combined_half_width_j(errors),
+        errors=() if stated else errors,
+        gain_error_rel=None if stated else series.gain_error_rel,
         sources=(series.device,),
         reason="; ".join(reasons) or None,
         # Time without data is not filled in: its energy is at least 0, so the figure becomes a lower bound.
@@ -196,11 +198,19 @@ def power_curve(series: DeviceSeries) -> tuple[Array, Array]:
     return middle[readings.known], (steps_j / steps_s)[readings.known]
 
 
+def _inside(begin_ns: int, end_ns: int, windows: Sequence[Window]) -> bool:
+    return any(window[0] < end_ns and begin_ns < window[1] for window in windows)
+
+
 def peak_power_w(trace: Trace, component: str, windows: Sequence[Window]) -> float | None:
     """Sum of the devices' own peaks within the windows: an upper bound of the component's peak."""
     peaks = []
     for series in trace.devices:
         if series.component != component or not series.counted:
+            continue
+        stated = [cell.peak_w for cell in series.reported if _inside(cell.begin_ns, cell.end_ns, windows)]
+        if any(stated):
+            peaks.append(max(peak for peak in stated if peak is not None))
             continue
         times, watts = power_curve(series)
         inside = np.zeros(len(times), dtype=bool)

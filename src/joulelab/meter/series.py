@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from joulelab.meter.curve import (
     polled_curve,
     sample_cells,
     sample_curve,
+    stated_curve,
 )
 from joulelab.meter.figures import Method
 from joulelab.meter.sensors import counter_rise, largest_rise_w
@@ -37,6 +38,13 @@ JUMPED = "the energy counter jumped by more than the device can draw"
 SLOW_READ_S = 0.05
 # A gap in which a wrap could be missed is still used if the wrap would need this many times the highest power seen.
 HIDDEN_WRAP_FACTOR = 5.0
+
+
+class ReportedCell(NamedTuple):
+    begin_ns: int
+    end_ns: int
+    energy_j: float
+    peak_w: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +70,8 @@ class DeviceSeries:
     facts: dict[str, Any] = field(default_factory=dict)
     counter_read_s: Array | None = None
     """How long each reading of the counter took; None in traces without it."""
+    reported: tuple[ReportedCell, ...] = ()
+    """Energy of whole stages as another program stated it; such a device has no readings."""
     driver: SharedLag | None = None
     """Shared by all devices that the same driver samples; None for a single device."""
 
@@ -122,11 +132,15 @@ class DeviceSeries:
     def power_path(self) -> EnergyCurve | None:
         if len(self.samples_ns) > 2:
             return sample_curve(self._cells, self.lag, self.limit_w)
-        return polled_curve(self.power_ns, self.power_w, self.limit_w) if len(self.power_ns) > 1 else None
+        if len(self.power_ns) < 2:
+            return None
+        return polled_curve(self.power_ns, self.power_w, self.limit_w, bool(self.facts.get("interpolate_gaps")))
 
     @cached_property
     def best_path(self) -> EnergyCurve | None:
         """The samples' shape at the counter's scale where there are both, else what there is."""
+        if self.reported:
+            return stated_curve([(cell.begin_ns, cell.end_ns, cell.energy_j) for cell in self.reported])
         if self.readings is not None and len(self.samples_ns) > 2:
             return joined_curve(self._cells, self.readings, self.lag, self.limit_w)
         return self.counter_path or self.power_path
@@ -161,6 +175,9 @@ class DeviceSeries:
     def method(self) -> Method:
         if self.component == "cpu_estimate":
             return "estimated"
+        if self.reported:
+            stated: Method = self.facts["method"]
+            return stated
         return "counter" if len(self.counter_ns) > 1 else "integrated"
 
 
@@ -234,6 +251,7 @@ class _Collector:
         self.read_times: dict[str, list[tuple[int, float]]] = {}
         self.pieces: dict[str, Chunks] = {}
         """The same three as arrays, where the trace has columns."""
+        self.reported: dict[str, list[ReportedCell]] = {}
         self.gaps: list[Gap] = []
         self.stamps: list[int] = []
         self.ended = False
@@ -264,6 +282,9 @@ class _Collector:
             self.counters.setdefault(line["device"], []).append((mono_ns, line["busy_thread_s"]))
         elif kind == "devices":
             self._add_devices(line["devices"])
+        elif kind == "reported":
+            cell = ReportedCell(line["begin_ns"], mono_ns, line["energy_j"], line.get("peak_w"))
+            self.reported.setdefault(line["device"], []).append(cell)
         elif kind == "gap":
             self.gaps.append(Gap(line["device"], mono_ns, line["reason"]))
         elif kind == "end":
@@ -348,6 +369,7 @@ class _Collector:
             samples_w=samples_w,
             facts=device.get("facts", {}) | ({"wrap_j": device["wrap_j"]} if device.get("wrap_j") else {}),
             counter_read_s=read_times if len(read_times) == len(counter_ns) else None,
+            reported=tuple(self.reported.get(name, ())),
         )
 
     def _readings(self, what: str, device: str) -> tuple[Array, Array]:

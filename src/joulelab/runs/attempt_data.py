@@ -264,13 +264,15 @@ class CodecarbonReadings:
             return missing("CodeCarbon has no reading in this window")
         stamps = np.array(self.stamps_ns, dtype=float)
         at_edges = np.interp([start, end], stamps, self.energy_j)
-        # an edge is between two readings: in the worst case all energy of that interval is on one side of it
+        # An edge is between two readings: in the worst case all energy of that interval is on one side of it. Where
+        # both edges are readings, as in an imported total, the rest of its error is not known.
+        on_readings = start in self.stamps_ns and end in self.stamps_ns
         largest_step_j = float(np.max(np.diff(self.energy_j)))
         return EnergyFigure(
             energy_j=float(at_edges[1] - at_edges[0]),
             method="estimated",
             coverage=min(1.0, (end - start) / max(window[1] - window[0], 1)),
-            half_width_j=largest_step_j / 2,
+            half_width_j=None if on_readings else largest_step_j / 2,
             sources=(SOURCE,),
             reason=f"{OWN_FIGURE} ({self.version})" if self.version else OWN_FIGURE,
         )

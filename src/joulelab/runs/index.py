@@ -96,6 +96,12 @@ RUNS: Mapping[str, Column] = _columns(
     ("status", TEXT, "status", "queued, running, done, failed or truncated"),
     ("grade", TEXT, "validity.grade", "validity of the measurement, A to C"),
     ("pipeline", TEXT, lambda record: record.spec.get("pipeline"), "pipeline that ran the stages"),
+    (
+        "provenance",
+        TEXT,
+        lambda record: "imported" if record.spec.get("pipeline") == "import" else "recorded",
+        "recorded by joulelab, or imported from logs of other tools",
+    ),
     ("seed", INTEGER, lambda record: record.spec.get("seed"), "random seed"),
     ("group_id", TEXT, "group", "its group, if any"),
     ("created_at", TIME, "created_at", "when its folder was created"),

@@ -79,6 +79,10 @@ class Evidence:
     repeats_j: tuple[float, ...] = ()
     core_use: CoreUse | None = None
     """CPU use of this run and of other processes; None if not recorded."""
+    imported: str = ""
+    """Kind of the log that the readings come from, if joulelab did not record them."""
+    stated: bool = False
+    """Whether a component is a total that another program stated, without readings."""
 
 
 def grade(evidence: Evidence, notes: Sequence[Note] = ()) -> Validity:
@@ -215,6 +219,15 @@ def check_completeness(evidence: Evidence) -> Answer | None:
     return None
 
 
+def check_imported(evidence: Evidence) -> Answer | None:
+    """Readings of another program are usable with that caveat; a total without its readings cannot be recomputed."""
+    if not evidence.imported:
+        return None
+    if evidence.stated:
+        return "C", f"imported total ({evidence.imported}): its readings are not in the file, its interval is unknown"
+    return "B", f"imported readings ({evidence.imported}): not recorded by this meter"
+
+
 def check_repeats(evidence: Evidence) -> Answer | None:
     """Only for repeated programs: a single run has no spread."""
     values = evidence.repeats_j
@@ -246,6 +259,7 @@ CHECKS: dict[str, Callable[[Evidence], Answer | None]] = {
     "sensors": check_sensors,
     "throttling": check_throttling,
     "attempts": check_attempts,
+    "imported": check_imported,
     "repeats": check_repeats,
 }
 
@@ -303,7 +317,14 @@ def gather(
         shared=_unique(_shared_text(series) for series in devices if _is_shared(series)),
         unmeasured=_unmeasured(parts, policy, environment),
         core_use=most_contended([attempt.core_use(segments) for attempt, segments in parts]),
+        imported=next((str(kind) for attempt, _ in parts if (kind := _import_format(attempt.trace))), ""),
+        stated=any(series.reported for series in devices) or figure.sources == (CODECARBON,),
     )
+
+
+def _import_format(trace: Trace) -> str | None:
+    imported = trace.header.get("imported")
+    return imported.get("format") if isinstance(imported, dict) else None
 
 
 def _two_paths(parts: Parts, figure: EnergyFigure, policy: str) -> tuple[float, float] | None:

@@ -35,6 +35,15 @@ def test_a_record_has_the_operators_fields_in_their_order_and_ours_after_them(nv
     assert log[0]["driver"]
 
 
+def test_plain_writes_sample_lines_only_so_that_old_plotting_scripts_work(nvml_sim, tmp_path):
+    done = monitor("--plain", "--interval", 0.5, "--duration", 1, "--out", "l.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    log = read_log(tmp_path / "l.jsonl")
+    assert len(log) == 3
+    assert [line["power_watts"] for line in log] == pytest.approx([100, 100, 100])
+    assert all(key in line for line in log for key in OPERATORS_FIELDS)
+
+
 def test_the_counter_is_in_the_first_and_the_last_record_so_their_difference_is_the_energy(nvml_sim, tmp_path):
     monitor("--interval", 0.1, "--duration", 1.5, "--out", "l.jsonl", cwd=tmp_path)
     gpu = records(tmp_path / "l.jsonl", "gpu")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from joulelab.meter.trace import SUFFIX, read_lines
 FORMAT = "joulelab JSONL"
 FORMAT_OLD = "monitor JSONL without a header"
 FORMAT_CSV = "monitor CSV"
+FORMAT_NESTED = "nested telemetry JSONL"
 # Clocks drift apart by parts in a million; more than this between wall and monotonic time is a step (or a sleep).
 _STEP_S = 1.0
 _TIME_FIELDS = ("timestamp", "time", "ts")
@@ -40,7 +42,15 @@ Line = dict[str, Any]
 
 def looks_like(lines: Sequence[str]) -> bool:
     parsed = [line for line in map(_json, lines) if line is not None]
-    return any("power_watts" in line or line.get("kind") == "header" or "rapl" in line for line in parsed)
+    return any(
+        "power_watts" in line or line.get("kind") == "header" or "rapl" in line or _is_nested(line) for line in parsed
+    )
+
+
+def _is_nested(line: Line) -> bool:
+    """One line per tick with a list of GPUs, as some monitors write."""
+    gpus = line.get("gpus")
+    return isinstance(gpus, list) and any(isinstance(gpu, dict) and "power_watts" in gpu for gpu in gpus)
 
 
 def csv_looks_like(lines: Sequence[str]) -> bool:
@@ -63,7 +73,32 @@ def read(lines: Sequence[str], rule: TimeRule) -> PowerLog:
     parsed = [_json(line) for line in lines if line.strip()]
     if bad := sum(1 for line in parsed if line is None):
         found.notes.append(f"{bad} lines could not be read and were left out")
-    return _gathered([line for line in parsed if line is not None], rule, found)
+    known = [line for line in parsed if line is not None]
+    if any(map(_is_nested, known)):
+        found.format = FORMAT_NESTED
+        known = [flat for line in known for flat in _flattened(line, found)]
+    return _gathered(known, rule, found)
+
+
+_ENERGY_FIELD = re.compile(r"energy_(uJ|mJ|J|kJ|Wh|kWh)$", re.I)
+
+
+def _flattened(line: Line, found: Findings) -> Iterator[Line]:
+    """A line per GPU, and one of the host; the unit of an energy field is checked against power x time later."""
+    stamp = {name: line[name] for name in _TIME_FIELDS if name in line}
+    gpus = line.get("gpus")
+    for position, gpu in enumerate(gpus if isinstance(gpus, list) else ()):
+        if not isinstance(gpu, dict):
+            continue
+        flat = {**stamp, "gpu_index": position, **gpu}
+        for name, value in gpu.items():
+            if (match := _ENERGY_FIELD.fullmatch(name)) and number(value) is not None:
+                found.energy_unit = match[1]
+                flat["energy_counter_j"] = value
+        yield flat
+    cpu = line.get("cpu")
+    if isinstance(cpu, dict) and cpu.get("cpu_utilization_percent") is not None:
+        yield {"kind": "host", **stamp, "cpu_utilization_percent": cpu["cpu_utilization_percent"]}
 
 
 def read_files(paths: Sequence[Path], rule: TimeRule) -> PowerLog:

@@ -7,10 +7,14 @@ the readings is excluded from the trapezoid and reported, because the power duri
 Busy and idle are found by power alone: two levels that are far apart compared with their own spread. The cut between
 them is Otsu's, which maximizes the variance between the two groups (N. Otsu, IEEE Trans. SMC 9(1), 1979). Readings next
 to a change are excluded: a card's power field may be an average over a second, and then they belong to neither level.
+
+Idle power is that of the stable readings before the load. A card that was just loaded draws more than an idle one for
+a minute or longer, so readings after the load are neither idle nor busy.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -43,26 +47,41 @@ class DeviceEnergy:
     max_w: float | None
     trapezoid_j: float | None
     seen_s: float
-    """The part of the duration that the trapezoid covers: all but the gaps."""
+    """The part of the duration that the trapezoid covers: all but the gaps, unless they are interpolated."""
     counter_j: float | None
+    counter_s: float
+    """Time between the first and the last reading of the counter."""
     counter_restarts: int
     holes: tuple[tuple[float, float], ...]
+    interpolated: bool = False
+    """Whether the trapezoid runs across the gaps, on request."""
 
     @property
     def duration_s(self) -> float:
         return self.last_s - self.first_s
 
     @property
+    def covered_s(self) -> float:
+        """The time of `best_j`: power x this time is the energy."""
+        return self.counter_s if self.counter_j is not None else self.seen_s
+
+    @property
+    def best_mean_w(self) -> float | None:
+        """Mean power of `best_j`, over the time that it covers."""
+        return self.best_j / self.covered_s if self.best_j is not None and self.covered_s else None
+
+    @property
     def best_j(self) -> float | None:
         return self.counter_j if self.counter_j is not None else self.trapezoid_j
 
 
-def device_energy(log: DeviceLog) -> DeviceEnergy:
+def device_energy(log: DeviceLog, interpolate_gaps: bool = False) -> DeviceEnergy:
     times, watts = log.series("power_watts")
     steps = np.diff(times)
     usual_s = float(np.median(steps)) if len(steps) else None
     # Steps are irregular in every real log, so a gap is judged by the median step, which a few long ones do not move.
-    seen = steps <= HOLE_FACTOR * usual_s if usual_s else np.array([], dtype=bool)
+    whole = steps <= HOLE_FACTOR * usual_s if usual_s else np.array([], dtype=bool)
+    seen = whole | interpolate_gaps
     seen_s = float(steps[seen].sum())
     trapezoid_j = float(((watts[1:] + watts[:-1]) / 2 * steps)[seen].sum()) if len(steps) else None
     counter_times, counter = log.series("energy_counter_j")
@@ -87,8 +106,10 @@ def device_energy(log: DeviceLog) -> DeviceEnergy:
         trapezoid_j=trapezoid_j,
         seen_s=seen_s,
         counter_j=counter_j,
+        counter_s=span_s,
         counter_restarts=restarts,
-        holes=tuple((float(times[i]), float(times[i + 1])) for i in np.flatnonzero(~seen)),
+        holes=tuple((float(times[i]), float(times[i + 1])) for i in np.flatnonzero(~whole)),
+        interpolated=interpolate_gaps and not whole.all(),
     )
 
 
@@ -111,6 +132,9 @@ SHORTEST_SEGMENT = 4
 # The levels must differ by this many of their own spreads, and by this many watts.
 CLEAR_SPREADS = 3.0
 CLEAR_W = 2.0
+INDEPENDENT = 20
+# Readings before the load whose standard deviation is below this share of their mean are stable.
+STABLE_SPREAD_REL = 0.05
 
 
 @dataclass(frozen=True)
@@ -131,6 +155,15 @@ class Level:
     source: str
     segments: tuple[Segment, ...] = ()
 
+    def half_width_w(self, rounding_w: float) -> float:
+        """95 % of the level's mean: spread over readings, and rounding, which is the same for all of them.
+
+        Readings of a level drift together, so that more than `INDEPENDENT` of them do not narrow the interval.
+        """
+        counted = min(self.samples, INDEPENDENT)
+        random_w = 1.96 * (self.spread_w or 0.0) / counted**0.5 if counted else 0.0
+        return math.hypot(random_w, rounding_w / 2 if counted else 0.0)
+
 
 @dataclass(frozen=True)
 class Inference:
@@ -139,6 +172,16 @@ class Inference:
     busy: Level
     idle: Level
     latency_s: float
+    rounding_w: float = 0.0
+    """Steps in which the log gives power; a level may be off by half of one."""
+
+    @property
+    def net_half_width_w(self) -> float:
+        return math.hypot(self.busy.half_width_w(self.rounding_w), self.idle.half_width_w(self.rounding_w))
+
+    @property
+    def net_half_width_j(self) -> float:
+        return self.net_half_width_w * self.latency_s
 
     @property
     def net_w(self) -> float:
@@ -209,6 +252,32 @@ def find_levels(times: Array, watts: Array, first_s: float) -> tuple[Level, Leve
     return (idle, busy) if clear else None
 
 
+def stable_idle_before_load(times: Array, watts: Array, first_s: float, idle: Level, busy: Level) -> Level | None:
+    """The stable readings directly before the first load; None where the log begins with the load."""
+    before = [segment for segment in idle.segments if segment.to_s < busy.segments[0].from_s]
+    if not before:
+        return None
+    inside = (times - first_s >= before[-1].from_s) & (times - first_s <= before[-1].to_s)
+    at, readings = times[inside], watts[inside]
+    # a card that cools down from earlier work settles: leave out its first readings until the rest is stable
+    while len(readings) > SHORTEST_SEGMENT and readings.std(ddof=1) > STABLE_SPREAD_REL * readings.mean():
+        at, readings = at[1:], readings[1:]
+    segment = Segment(float(at[0]) - first_s, float(at[-1]) - first_s, float(readings.mean()), len(readings))
+    return Level(segment.mean_w, _spread(readings), len(readings), "stable readings before the load", (segment,))
+
+
+def without_cooldown(times: Array, watts: Array, first_s: float, busy: Level) -> Level:
+    """Busy readings without a lower level that follows them: a card that was loaded draws more than an idle one."""
+    begin, end = busy.segments[0].from_s, busy.segments[-1].to_s
+    inside = (times - first_s >= begin) & (times - first_s <= end)
+    found = find_levels(times[inside], watts[inside], first_s)
+    if found is None:
+        return busy
+    after, work = found
+    follows = after.segments[0].from_s > work.segments[-1].from_s and after.segments[-1].to_s >= end
+    return work if follows else busy
+
+
 def otsu_cut(watts: Array) -> float:
     """The value between two readings that makes the variance between the groups largest."""
     ordered = np.sort(watts)
@@ -263,11 +332,20 @@ def idle_level(times: Array, watts: Array, first_s: float, given: IdleGiven) -> 
     return Level(float(inside.mean()), _spread(inside), len(inside), f"readings from {begin:g} to {end:g} s")
 
 
-def inference(times: Array, watts: Array, first_s: float, given: IdleGiven, latency_s: float) -> Inference:
+def inference(
+    times: Array, watts: Array, first_s: float, given: IdleGiven, latency_s: float, rounding_w: float = 0.0
+) -> Inference:
     idle = idle_level(times, watts, first_s, given)
     found = find_levels(times, watts, first_s)
     if found is not None:
-        return Inference(found[1], idle or found[0], latency_s)
+        busy = without_cooldown(times, watts, first_s, found[1])
+        idle = idle or stable_idle_before_load(times, watts, first_s, found[0], busy)
+        if idle is None:
+            raise UnusableLog(
+                "the log begins with the load: it has no idle power before it, and power after a load is not idle",
+                f"start recording before the load, or specify idle power: {given.ways}",
+            )
+        return Inference(busy, idle, latency_s, rounding_w)
     if idle is None:
         raise UnusableLog(
             "power does not have two clear levels, so idle and busy cannot be distinguished",
@@ -278,7 +356,7 @@ def inference(times: Array, watts: Array, first_s: float, given: IdleGiven, late
     if not len(rest):
         raise UnusableLog(f"there is no reading outside {given.option}", "the log must also contain the work")
     source = "all readings outside the idle segment" if given.window_s else "all readings"
-    return Inference(Level(float(rest.mean()), _spread(rest), len(rest), source), idle, latency_s)
+    return Inference(Level(float(rest.mean()), _spread(rest), len(rest), source), idle, latency_s, rounding_w)
 
 
 MAX_LISTED_HOLES = 50
@@ -302,12 +380,16 @@ class DeviceFigures:
         return self.energy.trapezoid_j - self.idle.power_w * self.energy.seen_s
 
 
-def figures(log: PowerLog, given: IdleGiven, latency_s: float | None = None) -> list[DeviceFigures]:
-    return [_figures(log, device, given, latency_s) for device in log.devices]
+def figures(
+    log: PowerLog, given: IdleGiven, latency_s: float | None = None, interpolate_gaps: bool = False
+) -> list[DeviceFigures]:
+    return [_figures(log, device, given, latency_s, interpolate_gaps) for device in log.devices]
 
 
-def _figures(log: PowerLog, device: DeviceLog, given: IdleGiven, latency_s: float | None) -> DeviceFigures:
-    energy = device_energy(device)
+def _figures(
+    log: PowerLog, device: DeviceLog, given: IdleGiven, latency_s: float | None, interpolate_gaps: bool
+) -> DeviceFigures:
+    energy = device_energy(device, interpolate_gaps)
     columns = _column_figures(device)
     if device.source.component != "gpu":
         return DeviceFigures(energy, columns)
@@ -315,7 +397,8 @@ def _figures(log: PowerLog, device: DeviceLog, given: IdleGiven, latency_s: floa
     if not len(times):
         return DeviceFigures(energy, columns)
     if latency_s is not None:
-        worked = inference(times, watts, log.first_s, given, latency_s)
+        rounding_w = float(log.facts.get("power_rounding_w", 0.0))
+        worked = inference(times, watts, log.first_s, given, latency_s, rounding_w)
         return DeviceFigures(energy, columns, worked.idle, worked)
     return DeviceFigures(energy, columns, idle_level(times, watts, log.first_s, given))
 
@@ -369,13 +452,14 @@ def _device_data(log: PowerLog, row: DeviceFigures) -> dict[str, Any]:
         "last": clock.iso(energy.last_s) if log.has_wall else None,
         "duration_s": energy.duration_s,
         "sample_interval_s": energy.interval_s,
-        "mean_power_w": energy.mean_w,
+        "mean_power_w": energy.best_mean_w,
         "max_power_w": energy.max_w,
         "energy_j": energy.best_j,
         "energy_method": _method(energy),
         "trapezoid": _energy_data(energy.trapezoid_j),
         "counter": _energy_data(energy.counter_j),
-        "coverage": energy.seen_s / energy.duration_s if energy.interval_s and energy.duration_s else None,
+        "coverage": min(1.0, energy.covered_s / energy.duration_s) if energy.duration_s else None,
+        "gaps_interpolated": energy.interpolated,
         "gaps_s": [list(hole) for hole in _relative(energy.holes[:MAX_LISTED_HOLES], log.first_s)],
         "counter_restarts": energy.counter_restarts,
     }
@@ -387,7 +471,9 @@ def _device_data(log: PowerLog, row: DeviceFigures) -> dict[str, Any]:
         data["inference"] = {
             "latency_s": row.inference.latency_s,
             "power_above_idle_w": row.inference.net_w,
+            "power_above_idle_half_width_w": row.inference.net_half_width_w,
             "energy_above_idle_j": row.inference.net_j,
+            "energy_above_idle_half_width_j": row.inference.net_half_width_j,
             "energy_gross_j": row.inference.gross_j,
         }
     return data

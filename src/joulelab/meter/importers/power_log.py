@@ -11,12 +11,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from joulelab.errors import JoulelabError, UsageError
+from joulelab.meter.figures import Method
 from joulelab.units import duration_text
 
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z%/]*)\s*$")
@@ -117,6 +119,48 @@ class DeviceLog:
 
 
 @dataclass(frozen=True)
+class ReportedEnergy:
+    """Energy of one component over a whole stage, as another program stated it. Its interval is not known."""
+
+    component: str
+    """`gpu`, `cpu`, `dram` or `codecarbon`."""
+    energy_j: float
+    method: Method
+    peak_w: float | None = None
+
+
+@dataclass(frozen=True)
+class StageLog:
+    """One stage of someone else's run: its energies as stated, or the power readings of its time."""
+
+    name: str
+    role: str
+    activity: str
+    duration_s: float
+    started_s: float | None = None
+    """Seconds since 1970, where the file states it."""
+    energies: tuple[ReportedEnergy, ...] = ()
+    power: PowerLog | None = None
+    tokens: int | None = None
+    complete: bool = True
+    """False for a snapshot of a stage whose end was not recorded."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What else the file states about the stage, kept in the run's findings."""
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """Someone else's run: what becomes one run of the store."""
+
+    name: str
+    format: str
+    clock: str
+    stages: tuple[StageLog, ...]
+    files: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class PowerLog:
     format: str
     clock: str
@@ -134,9 +178,19 @@ class PowerLog:
 
 
 _FORMATS = ("%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S", "%Y%m%d %H:%M:%S", "%Y-%m-%d %H:%M:%S,%f")
+ELAPSED = "seconds since the start of the log; the file has no date"
 _OFFSET = re.compile(r"([+-])(\d{2}):?(\d{2})$")
-# Epoch times above this are in milliseconds: in seconds it is the year 5138.
-_MILLISECONDS_ABOVE = 1e11
+# Epoch times of 1973 to 5138 in seconds are between 1e8 and 1e11; in ms, us and ns they are 1000, 10^6 and 10^9 times
+# as large, so that the magnitude alone decides the unit. Smaller numbers count from the start of the log.
+_EPOCH_ABOVE = 1e8
+_EPOCH_UNITS = ((1e11, 1.0, "s"), (1e14, 1e3, "ms"), (1e17, 1e6, "us"), (math.inf, 1e9, "ns"))
+
+
+def epoch_seconds(stamp: float) -> tuple[float, str]:
+    """Seconds since 1970 and the unit of the stamp, by its magnitude; `elapsed s` for a small number."""
+    if abs(stamp) < _EPOCH_ABOVE:
+        return stamp, "elapsed s"
+    return next((stamp / scale, unit) for limit, scale, unit in _EPOCH_UNITS if abs(stamp) < limit)
 
 
 def parse_zone(name: str | None) -> tzinfo | None:
@@ -169,13 +223,18 @@ class StampReader:
     unreadable: int = 0
     repeated_hour: int = 0
     impossible: int = 0
+    epoch_units: set[str] = field(default_factory=set)
+    """Units of stamps that are numbers: s, ms, us or ns since 1970, or seconds since the start of the log."""
     offsets: set[timedelta | None] = field(default_factory=set)
 
     def seconds(self, stamp: str | float | None, previous_s: float | None) -> float | None:
-        if isinstance(stamp, int | float):
+        as_number = stamp if isinstance(stamp, int | float) else _as_number(stamp)
+        if as_number is not None:
             self.aware += 1
-            return stamp / 1000 if stamp > _MILLISECONDS_ABOVE else float(stamp)
-        moment = None if stamp is None else _parse(stamp)
+            seconds, unit = epoch_seconds(as_number)
+            self.epoch_units.add(unit)
+            return seconds
+        moment = None if not isinstance(stamp, str) else _parse(stamp)
         if moment is None:
             self.unreadable += 1
             return None
@@ -204,6 +263,8 @@ class StampReader:
 
     def notes(self) -> list[str]:
         notes = []
+        if len(self.epoch_units) > 1:
+            notes.append(f"numeric stamps have different units by their size: {', '.join(sorted(self.epoch_units))}")
         if self.unreadable:
             notes.append(f"{self.unreadable} records have no readable time and were skipped")
         if self.repeated_hour:
@@ -218,6 +279,10 @@ class StampReader:
         return notes
 
     def clock_text(self) -> str:
+        if self.epoch_units and not self.naive:
+            if self.epoch_units == {"elapsed s"}:
+                return ELAPSED
+            return f"wall clock; stamps are {' and '.join(sorted(self.epoch_units))} since 1970, by their size"
         if not self.naive:
             return "wall clock; timestamps have an offset"
         return f"wall clock; stamps without an offset, read as {self.zone_text}"
@@ -228,6 +293,15 @@ def stamp_reader(zone_name: str | None) -> StampReader:
     here = datetime.now().astimezone().tzname() or "local time"
     text = zone_name or f"this machine's zone ({here}; assumed, --time-zone names another)"
     return StampReader(zone, text)
+
+
+def _as_number(stamp: str | None) -> float | None:
+    """A stamp that is a number written as text; dates such as 20260131 12:00:00 have more than a number."""
+    try:
+        value = float(stamp) if stamp is not None else math.nan
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _parse(stamp: str) -> datetime | None:
@@ -322,6 +396,10 @@ class Findings:
     facts: dict[str, Any] = field(default_factory=dict)
     elapsed_clock: str = ""
     """Set where times are not wall clock times: what they are."""
+    energy_unit: str | None = None
+    """Unit that the file states for its energy column, whose values are still unscaled in `energy_counter_j`."""
+    starts_at_zero: bool = False
+    """Whether time 0 is the start of the work: a first row of energy per row then begins there."""
 
 
 def gather(rows: Iterable[Row], rule: TimeRule, found: Findings) -> PowerLog:
@@ -332,20 +410,80 @@ def gather(rows: Iterable[Row], rule: TimeRule, found: Findings) -> PowerLog:
     devices, notes = [], list(found.notes)
     for name, device_rows in by_device.items():
         device, own = _device(device_rows, stamps)
+        if found.energy_unit and "energy_counter_j" in device.columns:
+            device, how = _with_energy_in_j(device, found.energy_unit, found.starts_at_zero)
+            own.append(how)
         notes += [f"{name}: {note}" for note in own]
         if len(device.times_s):
             devices.append(device)
     notes += stamps.notes()
     sound = sum(1 for rows_of in by_device.values() for row in rows_of if row.seconds is not None)
+    clock = found.elapsed_clock or _clock_text(stamps, sound)
     return PowerLog(
         format=found.format,
-        clock=found.elapsed_clock or _clock_text(stamps, sound),
-        has_wall=not found.elapsed_clock,
+        clock=clock,
+        has_wall=not found.elapsed_clock and clock != ELAPSED,
         devices=tuple(devices),
         notes=tuple(notes),
         gaps=tuple(found.gaps),
         facts=found.facts,
     )
+
+
+# What an energy column may be: (scale to J, name). Tools disagree with their own labels: one that reads millijoules and
+# divides by the wrong power of ten writes microjoules under `energy_mJ`.
+_ENERGY_UNITS = {"uj": 1e-6, "mj": 1e-3, "j": 1.0, "kj": 1e3, "wh": 3600.0, "kwh": 3.6e6}
+_UNIT_NAMES = {"uj": "uJ", "mj": "mJ", "j": "J", "kj": "kJ", "wh": "Wh", "kwh": "kWh"}
+# Polled power and an energy counter of one card agree within a few percent; units differ by 1000.
+_SAME_ENERGY_FACTOR = 3.0
+
+
+def _with_energy_in_j(device: DeviceLog, stated_unit: str, starts_at_zero: bool) -> tuple[DeviceLog, str]:
+    """The device with its energy column as a cumulative counter in J.
+
+    Whether the column is cumulative or per row, and its unit, follow from power x time where the file has power: the
+    reading that gives the same energy is right. Without power the stated unit holds, and a column that never falls is
+    cumulative.
+    """
+    times, values = device.series("energy_counter_j")
+    power_times, watts = device.series("power_watts")
+    stated = stated_unit.lower()
+    rises = bool(len(values) > 1 and (np.diff(values) >= 0).all())
+    by_power_j = float(np.trapezoid(watts, power_times)) if len(power_times) > 1 else 0.0
+    sums = {True: float(values[-1] - values[0]) if len(values) else 0.0, False: float(values[1:].sum())}
+    readings = [(cumulative, unit) for unit in _ENERGY_UNITS for cumulative in (True, False) if rises or not cumulative]
+    if by_power_j > 0 and len(values) > 1:
+        ratios = {one: sums[one[0]] * _ENERGY_UNITS[one[1]] / by_power_j for one in readings}
+        close = {one: ratio for one, ratio in ratios.items() if 1 / _SAME_ENERGY_FACTOR < ratio < _SAME_ENERGY_FACTOR}
+        if not close:
+            columns = {name: column for name, column in device.columns.items() if name != "energy_counter_j"}
+            return DeviceLog(device.source, device.times_s, columns), (
+                f"the energy column ({stated_unit}) agrees with power x time in no unit and was left out"
+            )
+        # among readings that fit, the stated unit first, then the one nearest to power x time
+        cumulative, unit = min(close, key=lambda one: (one[1] != stated, abs(math.log(close[one]))))
+        kind = "cumulative" if cumulative else "energy per row"
+        how = f"the energy column is {kind} in {_UNIT_NAMES[unit]}, inferred from power x time"
+        if unit != stated:
+            how += f" (its name says {stated_unit})"
+    else:
+        cumulative, unit = rises, stated
+        kind = "cumulative" if rises else "energy per row"
+        how = f"the energy column is read as {kind} in {stated_unit}, as its name says"
+    scaled = values * _ENERGY_UNITS[unit]
+    all_times, columns = device.times_s, dict(device.columns)
+    if not cumulative:
+        # a row's energy is that of the step that ends with it
+        scaled = np.cumsum(scaled)
+        if starts_at_zero and times[0] > 0:
+            all_times = np.concatenate([[0.0], all_times])
+            columns = {name: np.concatenate([[np.nan], values]) for name, values in columns.items()}
+            times, scaled = np.concatenate([[0.0], times]), np.concatenate([[0.0], scaled])
+        else:
+            how += f"; the first row ({scaled[0]:.4g} J) begins before the first time stamp and is not counted"
+    column = np.full(len(all_times), np.nan)
+    column[np.searchsorted(all_times, times)] = scaled
+    return DeviceLog(device.source, all_times, {**columns, "energy_counter_j": column}), how
 
 
 def _clock_text(stamps: StampReader, sound: int) -> str:

@@ -100,6 +100,18 @@ class LogFile:
         self._lines.close()
 
 
+class PlainLog:
+    """Writes only the samples of the GPUs, or of the CPU on a machine without one: each line has the same fields."""
+
+    def __init__(self, log: LogFile) -> None:
+        self._log = log
+        self.has_gpu = True
+
+    def append(self, *lines: dict[str, Any]) -> None:
+        field = "power_watts" if self.has_gpu else "cpu_utilization_percent"
+        self._log.append(*(line for line in lines if field in line))
+
+
 class BadGpu(UsageError):
     """There are GPUs, but not the requested one: exit code 4."""
 
@@ -164,6 +176,8 @@ class Settings:
     interval_s: float
     duration_s: float | None = None
     pid: int | None = None
+    plain: bool = False
+    """Only sample lines, one for each device and tick, as programs that plot logs of earlier monitors expect."""
 
 
 class Monitor:
@@ -172,7 +186,7 @@ class Monitor:
     ) -> None:
         self._settings = settings
         self._readers = readers
-        self._log = log
+        self._log: LogFile | PlainLog = PlainLog(log) if settings.plain else log
         self._report = report
         self._session = secrets.token_hex(4)
         self._between = BetweenTicks()
@@ -197,6 +211,8 @@ class Monitor:
         """Open the sensors and write the header; what is missing, with reasons."""
         devices, missing = self._loop.open(self._readers)
         self.tally = Tally(devices)
+        if isinstance(self._log, PlainLog):
+            self._log.has_gpu = any(device.component == "gpu" for device in devices)
         self._log.append(self._header(devices, missing))
         return missing
 

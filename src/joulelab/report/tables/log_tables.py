@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from joulelab.meter.figures import COVERED, relative_text
 from joulelab.meter.importers.emissions_csv import CodeCarbonLog
 from joulelab.meter.importers.log_energy import DeviceEnergy, DeviceFigures, Inference, Level
-from joulelab.meter.importers.power_log import PowerLog
+from joulelab.meter.importers.power_log import PowerLog, RunLog
 from joulelab.meter.sensors.cpu import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.wording import NOTHING
@@ -39,9 +39,14 @@ def log_result(rows: Sequence[DeviceFigures]) -> str:
 def inference_result(rows: Sequence[DeviceFigures]) -> str:
     found = [(row.energy.device, row.inference) for row in rows if row.inference is not None]
     return "; ".join(
-        f"{device}: {millijoules(one.net_j)} mJ per inference above idle ({millijoules(one.gross_j)} mJ gross)"
+        f"{device}: {millijoules(one.net_j)} mJ ±{_relative(one)} per inference above idle "
+        f"({millijoules(one.gross_j)} mJ gross)"
         for device, one in found
     )
+
+
+def _relative(one: Inference) -> str:
+    return relative_text(one.net_half_width_w / abs(one.net_w)) if one.net_w else "unknown"
 
 
 def codecarbon_result(log: CodeCarbonLog) -> str:
@@ -63,22 +68,24 @@ def log_grid(log: PowerLog, rows: Sequence[DeviceFigures]) -> Grid:
 def _lines(row: DeviceFigures) -> list[tuple[str, ...]]:
     energy = row.energy
     whole = "model (estimated)" if energy.component == "cpu_estimate" else "counter"
-    ways: list[tuple[str, float | None, float | None, str]] = []
+    ways: list[tuple[str, float | None, float | None, float]] = []
     if energy.trapezoid_j is not None:
-        covered = percent_text(energy.seen_s / energy.duration_s if energy.duration_s else None)
-        ways.append(("trapezoid", energy.trapezoid_j, row.above_idle_j, covered))
+        way = "trapezoid, gaps interpolated" if energy.interpolated else "trapezoid"
+        ways.append((way, energy.trapezoid_j, row.above_idle_j, energy.seen_s))
     if energy.counter_j is not None:
-        ways.append((whole, energy.counter_j, None, "-"))
+        ways.append((whole, energy.counter_j, None, energy.counter_s))
     if not ways:
-        ways.append(("one reading only", None, None, "-"))
+        ways.append(("one reading only", None, None, 0.0))
     device = energy.device if energy.counted else f"{energy.device} (inside another)"
     lines: list[tuple[str, ...]] = []
-    for position, (way, energy_j, above_j, covered) in enumerate(ways):
+    for position, (way, energy_j, above_j, covered_s) in enumerate(ways):
+        mean = _w(energy_j / covered_s if energy_j is not None and covered_s else None)
         shared = (
-            (device, way, f"{energy.samples:,}", duration_text(energy.duration_s), _w(energy.mean_w), _w(energy.max_w))
+            (device, way, f"{energy.samples:,}", duration_text(energy.duration_s), mean, _w(energy.max_w))
             if position == 0
-            else ("", way, "", "", "", "")
+            else ("", way, "", "", mean, "")
         )
+        covered = percent_text(min(1.0, covered_s / energy.duration_s)) if energy.duration_s and covered_s else "-"
         joules, *others = _forms(energy_j)
         bound = "≥ " if energy_j is not None and _is_lower_bound(energy, way) else ""
         above = "-" if above_j is None else f"{above_j:,.1f}"
@@ -88,8 +95,9 @@ def _lines(row: DeviceFigures) -> list[tuple[str, ...]]:
 
 def _is_lower_bound(energy: DeviceEnergy, way: str = "") -> bool:
     """Gaps are not in the trapezoid; counts just before a counter restart are not in its difference."""
+    by_trapezoid = way.startswith("trapezoid")
     holes = way != "counter" and energy.trapezoid_j is not None and energy.seen_s < COVERED * energy.duration_s
-    return holes or (way != "trapezoid" and bool(energy.counter_restarts))
+    return holes or (not by_trapezoid and bool(energy.counter_restarts))
 
 
 def _w(power_w: float | None) -> str:
@@ -124,8 +132,9 @@ def _device_texts(log: PowerLog, row: DeviceFigures) -> list[str]:
             f"{begin - log.first_s:.1f} to {end - log.first_s:.1f} s" for begin, end in energy.holes[:_SHOWN_GAPS]
         )
         more = ", ..." if len(energy.holes) > _SHOWN_GAPS else ""
+        used = "interpolated" if energy.interpolated else "not in the trapezoid (--interpolate-gaps includes them)"
         texts.append(
-            f"{len(energy.holes)} gap(s) of {duration_text(lost_s)} in total, not in the trapezoid ({shown}{more}); "
+            f"{len(energy.holes)} gap(s) of {duration_text(lost_s)} in total, {used}: {shown}{more}; "
             "a clock set forward would look the same"
         )
     if energy.counter_restarts:
@@ -152,6 +161,7 @@ def _inference_texts(found: Inference, rounding_w: float | None) -> list[str]:
         f"idle {_level_text(found.idle)}",
         f"{found.busy.power_w:.2f} W busy - {found.idle.power_w:.2f} W idle = {found.net_w:.2f} W above idle; "
         f"x {latency_ms:g} ms = {net} mJ per inference above idle ({gross} mJ gross)",
+        f"95 % interval of the power above idle: ±{found.net_half_width_w:.2f} W, without the sensor's gain error",
     ]
     if rounding_w:
         texts.append(f"power is given in steps of {rounding_w:g} W")
@@ -187,6 +197,43 @@ def codecarbon_grid(log: CodeCarbonLog) -> Grid:
     return make_grid("CodeCarbon's own figures (not included in totals)", titles, rows)
 
 
+def codecarbon_task_grid(log: CodeCarbonLog) -> Grid:
+    """Tasks of the same name together; empty where the file has none."""
+    rows = [
+        (
+            task.name,
+            f"{task.count:,}",
+            duration_text(task.duration_s),
+            energy_text(task.total_j),
+            _w(task.total_j / task.duration_s if task.duration_s else None),
+            f"{task.emissions_kg:.4g}",
+        )
+        for run in log.runs
+        for task in run.tasks
+    ]
+    return make_grid("Tasks, each with its own energy", "Task!|Rows>|Duration>|Energy>|Mean W>|CO2e kg>", rows)
+
+
+def stage_log_grid(runs: Sequence[RunLog]) -> Grid:
+    """Stages with stated energy: one row each."""
+    rows = []
+    for run in runs:
+        for stage in run.stages:
+            by_component = {energy.component: energy for energy in stage.energies}
+            cells = [by_component.get(name) for name in ("gpu", "cpu", "codecarbon")]
+            rows.append(
+                (
+                    stage.name if stage.complete else f"{stage.name} (snapshot)",
+                    stage.role,
+                    duration_text(stage.duration_s),
+                    *("-" if cell is None else energy_text(cell.energy_j) for cell in cells),
+                    "-" if stage.tokens is None else f"{stage.tokens:,}",
+                )
+            )
+    note = "As stated in the files; intervals are not known. CodeCarbon's figure is its own and is in no total."
+    return make_grid("Stages", "Stage!|Role!|Duration>|GPU>|CPU>|CodeCarbon>|Tokens>", rows, note)
+
+
 def log_inference_grids(rows: Sequence[DeviceFigures]) -> list[Grid]:
     found = [(row.energy.device, row.inference) for row in rows if row.inference is not None]
     arithmetic = [
@@ -194,7 +241,7 @@ def log_inference_grids(rows: Sequence[DeviceFigures]) -> list[Grid]:
             device,
             f"{one.busy.power_w:.2f}",
             f"{one.idle.power_w:.2f}",
-            f"{one.net_w:.2f}",
+            f"{one.net_w:.2f} ±{one.net_half_width_w:.2f}",
             f"{1000 * one.latency_s:g}",
             millijoules(one.net_j),
             millijoules(one.gross_j),
