@@ -1,6 +1,7 @@
 """What each rank runs in the tests of DDP and FSDP: `torchrun rank_program.py FOLDER`, which gets one folder a kind."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -37,6 +38,8 @@ def losses_of(kind, ranks, folder, stop_at=None):
         checkpoints=ShardedCheckpoints(folder, ranks),
         check_stop=check_stop,
         on_log=lambda report: losses.setdefault(report.position.step, report.loss),
+        on_resume=lambda position: losses.setdefault("resumed_at", position.step),
+        warn=lambda text: losses.setdefault("warning", text),
     )
     trainer = language_trainer(
         4, around, dropout=0.2, parallel=kind, accumulate=2, max_steps=8, optimizer="adamw", learning_rate=0.01,
@@ -48,6 +51,12 @@ def losses_of(kind, ranks, folder, stop_at=None):
     except EndedBySignal:
         losses["stopped_at"] = trainer.position.step
     return losses
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
 
 
 def main():
@@ -62,10 +71,14 @@ def check(kind, folder, ranks):
     weights, position = one_step(kind, ranks)
     whole = losses_of(kind, ranks, folder / "whole")
     cut = losses_of(kind, ranks, folder / "cut", stop_at=5)
+    if ranks.is_first:
+        shutil.copytree(folder / "cut", folder / "flipped")
+        flip(max((folder / "flipped").glob("step-*")) / "__1_0.distcp")
     rest = losses_of(kind, ranks, folder / "cut")
+    flipped = losses_of(kind, ranks, folder / "flipped")
     if ranks.is_first:
         torch.save(weights, folder / "weights.pt")
-        found = {"position": vars(position), "whole": whole, "cut": cut, "rest": rest}
+        found = {"position": vars(position), "whole": whole, "cut": cut, "rest": rest, "flipped": flipped}
         (folder / "found.json").write_text(json.dumps(found))
 
 

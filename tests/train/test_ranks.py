@@ -59,9 +59,18 @@ def test_two_ranks_give_the_gradient_of_one_process(two_ranks):
 def test_a_signal_to_one_rank_stops_all_and_the_resumed_run_has_the_same_loss_curve(two_ranks):
     _, found = two_ranks
     assert found["cut"]["stopped_at"] == 5
+    assert found["rest"].pop("resumed_at") == 5
     output_text = {**{step: loss for step, loss in found["cut"].items() if step != "stopped_at"}, **found["rest"]}
     assert output_text == found["whole"]
     assert len(output_text) == 4
+
+
+def test_a_flipped_bit_in_the_shard_of_one_rank_makes_all_ranks_use_the_older_checkpoint(two_ranks):
+    _, found = two_ranks
+    flipped = found["flipped"]
+    assert flipped.pop("resumed_at") == 3
+    assert "the checksum of __1_0.distcp does not match" in flipped.pop("warning")
+    assert flipped == {step: found["whole"][step] for step in ("4", "6", "8")}
 
 
 def test_a_parallel_kind_without_ranks_is_refused_with_the_way_out():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from joulelab.errors import EndedBySignal, NonFiniteLoss
+from joulelab.errors import CorruptedFile, EndedBySignal, NonFiniteLoss
 from joulelab.train.budget import Position
 from joulelab.train.checkpoint import CheckpointFolder, ModelState
 from joulelab.train.config import TrainingConfig
@@ -239,7 +239,7 @@ def test_checkpoints_keep_the_newest_two_and_load_without_pickled_code(tmp_path)
         folder.save(Position(step=step), heavy(step), {"seen": step}, wait=True)
     assert len(list(tmp_path.glob("*.pt"))) == 2
     into = heavy()
-    position, light = folder.load(into)
+    position, light = folder.load(into, pytest.fail)
     assert (position.step, float(into.trained.weight.detach()), light) == (3, 3.0, {"seen": 3})
 
 
@@ -247,7 +247,64 @@ def test_a_half_written_checkpoint_is_not_taken(tmp_path):
     folder = CheckpointFolder(tmp_path)
     folder.save(Position(step=1), heavy(), {}, wait=True)
     (tmp_path / "step-000000002.tmp").write_bytes(b"half")
-    assert folder.load(heavy())[0].step == 1
+    assert folder.load(heavy(), pytest.fail)[0].step == 1
+
+
+def flip(path):
+    """One bit in the middle: the value of a weight."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def as_an_earlier_version(path):
+    """Without a checksum in its name."""
+    return path.rename(path.with_name(f"{path.name.split('.')[0]}.pt"))
+
+
+@pytest.mark.parametrize("damage", [flip, cut, lambda path: path.write_bytes(b"")])
+def test_a_corrupted_checkpoint_gives_way_to_the_older_one_with_a_warning(tmp_path, damage):
+    folder, warnings = CheckpointFolder(tmp_path), []
+    for step in (1, 2):
+        folder.save(Position(step=step), heavy(step), {"seen": step}, wait=True)
+    newest = max(tmp_path.glob("step-*.pt"))
+    damage(newest)
+    into = heavy()
+    position, light = folder.load(into, warnings.append)
+    assert (position.step, float(into.trained.weight.detach()), light) == (1, 1.0, {"seen": 1})
+    (warning,) = warnings
+    assert newest.name in warning and "corrupted" in warning
+    folder.save(Position(step=2), heavy(2), {}, wait=True)
+    assert folder.load(heavy(), pytest.fail)[0].step == 2, "the step that is done again is saved and used"
+    folder.clear()
+    assert not tmp_path.exists()
+
+
+def test_without_an_intact_checkpoint_the_error_says_how_to_train_from_the_beginning(tmp_path):
+    folder = CheckpointFolder(tmp_path / "student.train")
+    for step in (1, 2):
+        folder.save(Position(step=step), heavy(step), {}, wait=True)
+    for path in (tmp_path / "student.train").glob("step-*.pt"):
+        flip(path)
+    with pytest.raises(CorruptedFile, match=r"no checkpoint of student.train can be read: step-000000001\.") as refused:
+        folder.load(heavy(), lambda text: None)
+    assert "resume once more" in refused.value.hint
+    assert folder.load(heavy(), pytest.fail) is None
+
+
+def test_checkpoints_of_earlier_versions_load_and_a_truncated_one_is_passed_over(tmp_path):
+    folder, warnings = CheckpointFolder(tmp_path), []
+    for step in (1, 2):
+        folder.save(Position(step=step), heavy(step), {}, wait=True)
+    old, new = (as_an_earlier_version(path) for path in sorted(tmp_path.glob("step-*.pt")))
+    assert folder.load(heavy(), pytest.fail)[0].step == 2
+    cut(new)
+    assert folder.load(heavy(), warnings.append)[0].step == 1
+    assert len(warnings) == 1 and old.exists()
 
 
 def test_training_continues_while_a_checkpoint_is_written_and_changes_nothing_in_it(tmp_path):
@@ -259,7 +316,7 @@ def test_training_continues_while_a_checkpoint_is_written_and_changes_nothing_in
     assert not list(tmp_path.iterdir())
     released.set()
     into = heavy()
-    folder.load(into)
+    folder.load(into, pytest.fail)
     assert float(into.trained.weight.detach()) == 1.0
 
 

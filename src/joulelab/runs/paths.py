@@ -130,9 +130,10 @@ class RunPaths:
     def checkpointed_steps(self) -> dict[str, int]:
         """Stage -> the step that it resumes from."""
         files = self.checkpoints.glob("*/step-*.pt")
-        complete_folders = (path.parent for path in self.checkpoints.glob("*/step-*/.metadata"))
-        paths = (*files, *complete_folders)
-        return dict(sorted((path.parent.name, int(path.stem.removeprefix("step-"))) for path in paths))
+        complete_folders = (path.parent for path in self.checkpoints.glob("*/step-*[0-9]/.metadata"))
+        paths = (*files, *complete_folders)  # step-000000012.1a2b3c4d.pt: the step and a checksum
+        steps = ((path.parent.name, path.name.split(".")[0].removeprefix("step-")) for path in paths)
+        return dict(sorted((stage, int(step)) for stage, step in steps))
 
     @property
     def report(self) -> Path:

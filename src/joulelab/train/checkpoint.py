@@ -2,12 +2,15 @@
 
 A file is complete or absent (temporary name, fsync, rename). The newest two are kept, so that one survives if the
 machine fails during a write. Training waits only for the copy from the device to host memory; a thread writes the file.
+
+A flipped bit would otherwise be trained on without a sign of it, so the CRC32 of a file is part of its name, which the
+rename makes final together with the content. A checkpoint that does not match is set aside, and the older one is used.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,9 +19,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from joulelab.errors import CorruptedFile
+from joulelab.runs.artifacts import crc32, error_text
 from joulelab.train.budget import Position
 
 KEEP = 2
+CORRUPTED = ".corrupted"
+"""Suffix of a checkpoint that was set aside."""
 LoopState = dict[str, Any]
 """Everything except weights and optimizer: random states, running loss, budget."""
 
@@ -35,8 +42,8 @@ class Checkpoints(Protocol):
     def save(self, position: Position, model_state: ModelState, loop_state: LoopState, wait: bool) -> None:
         """Copy the state and return; with `wait`, return after it is on disk."""
 
-    def load(self, model_state: ModelState) -> tuple[Position, LoopState] | None:
-        """Load the newest complete checkpoint into the modules and the optimizer, if there is one."""
+    def load(self, model_state: ModelState, warn: Callable[[str], None]) -> tuple[Position, LoopState] | None:
+        """Load the newest intact checkpoint into the modules and the optimizer; None if there are no checkpoints."""
 
     def finish(self) -> None:
         """Wait for a checkpoint that is being written; raises if writing failed."""
@@ -66,17 +73,33 @@ class CheckpointFolder:
         if wait:
             self.finish()
 
-    def load(self, model_state: ModelState) -> tuple[Position, LoopState] | None:
+    def load(self, model_state: ModelState, warn: Callable[[str], None]) -> tuple[Position, LoopState] | None:
         self.finish()
         files = self._files()
-        if not files:
-            return None
-        # `weights_only` refuses pickled code. On the CPU first: loading to the device would hold
-        # the weights twice there.
-        content = torch.load(files[-1], weights_only=True, map_location="cpu")
-        model_state.trained.load_state_dict(content["state"]["trained"])
-        model_state.optimizer.load_state_dict(content["state"]["optimizer"])
-        return Position(**content["position"]), content["state"]["light"]
+        for path in reversed(files):
+            content = self._intact_content(path, warn)
+            if content is not None:
+                model_state.trained.load_state_dict(content["state"]["trained"])
+                model_state.optimizer.load_state_dict(content["state"]["optimizer"])
+                return Position(**content["position"]), content["state"]["light"]
+        if files:
+            raise none_usable(self.folder, files)
+        return None
+
+    def _intact_content(self, path: Path, warn: Callable[[str], None]) -> dict[str, Any] | None:
+        damage = "its checksum does not match" if _name_sum(path) not in (None, crc32(path)) else None
+        if damage is None:
+            try:
+                # `weights_only` refuses pickled code. On the CPU first: loading to the device would hold
+                # the weights twice there.
+                content: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+                return content
+            except MemoryError:
+                raise
+            except Exception as error:  # only a file of an earlier version, which has no checksum in its name
+                damage = error_text(error).splitlines()[0]
+        set_aside(path, damage, warn)
+        return None
 
     def finish(self) -> None:
         if self._writing is not None:
@@ -85,7 +108,7 @@ class CheckpointFolder:
 
     def clear(self) -> None:
         self.finish()
-        for path in self._files():
+        for path in (*self._files(), *self.folder.glob(f"step-*{CORRUPTED}"), *self.folder.glob("step-*.tmp")):
             path.unlink()
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
@@ -116,8 +139,8 @@ class CheckpointFolder:
 
     def _write(self, position: Position, state: dict[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"step-{position.step:09d}.pt"
-        temporary = path.with_suffix(".tmp")
+        name = f"step-{position.step:09d}"
+        temporary = self.folder / f"{name}.tmp"
         with temporary.open("wb") as file:
             torch.save({"position": asdict(position), "state": state}, file)
             file.flush()
@@ -125,10 +148,33 @@ class CheckpointFolder:
             # power failure the complete-looking file would be empty (ext4's delayed allocation is
             # the known case).
             os.fsync(file.fileno())
+        path = self.folder / f"{name}.{crc32(temporary):08x}.pt"
         temporary.replace(path)
         # Only after the new file is complete under its name.
-        for old in self._files()[:-KEEP]:
-            old.unlink()
+        others = [old for old in self._files() if old != path]
+        for old in others:
+            if old in others[: 1 - KEEP] or old.name.startswith(name):
+                old.unlink()
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("step-*.pt"))
+
+
+def _name_sum(path: Path) -> int | None:
+    """The checksum in the name of a checkpoint; None for one of an earlier version."""
+    _, separator, digits = path.stem.partition(".")
+    return int(digits, 16) if separator else None
+
+
+def set_aside(path: Path, damage: str, warn: Callable[[str], None]) -> None:
+    """Rename a corrupted checkpoint, so that it neither counts as one of those to keep nor is tried again."""
+    warn(f"checkpoint {path.name} is corrupted ({damage}) and is not used; an older one is tried")
+    path.replace(path.with_name(path.name + CORRUPTED))
+
+
+def none_usable(folder: Path, tried: Sequence[Path]) -> CorruptedFile:
+    return CorruptedFile(
+        f"no checkpoint of {folder.name} can be read: {', '.join(path.name for path in tried)} "
+        f"{'is' if len(tried) == 1 else 'are'} corrupted",
+        f"resume once more to train {folder.name} from its beginning; the energy used so far stays in the record",
+    )

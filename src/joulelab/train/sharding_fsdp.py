@@ -1,14 +1,15 @@
 """Sharded models (FSDP2) and their checkpoints. A separate module because its torch imports take seconds.
 
-Checkpoints use torch.distributed.checkpoint: each rank writes its shards, and any number of ranks can read them. A
-folder is complete when torch has written `.metadata`, which it does last. State that belongs to one rank, such as its
-random state, is stored next to it in one file per rank.
+Checkpoints use torch.distributed.checkpoint: each rank writes its shards, and any number of ranks can read them. State
+that belongs to one rank, such as its random state, is stored next to it in one file per rank. torch writes `.metadata`
+last; then each rank writes the checksums of its own files, and with those of all ranks the folder is complete.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from joulelab.errors import JoulelabError
+from joulelab.runs.artifacts import crc32, error_text
+from joulelab.runs.paths import read_json, write_json
 from joulelab.train.budget import Position
-from joulelab.train.checkpoint import KEEP, LoopState, ModelState
+from joulelab.train.checkpoint import KEEP, LoopState, ModelState, none_usable, set_aside
 from joulelab.train.optim import repeated_blocks
 from joulelab.train.parallel import Ranks
 
@@ -51,7 +55,7 @@ def gather_weights(model: nn.Module) -> dict[str, Tensor] | None:
     return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
 
-_COMPLETE = ".metadata"
+_METADATA = ".metadata"
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -63,7 +67,8 @@ class ShardedCheckpoints:
         self._ranks = ranks
         # The writer thread communicates while the loop does; a separate group keeps their messages apart.
         self._group = dist.new_group(backend="gloo")
-        self._writing: Any = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="joulelab-checksums")
+        self._writing: Future[None] | None = None
 
     def save(self, position: Position, model_state: ModelState, loop_state: LoopState, wait: bool) -> None:
         self.finish()
@@ -72,16 +77,31 @@ class ShardedCheckpoints:
         torch.save({"position": asdict(position), "light": loop_state}, self._rank_file(folder))
         self._ranks.barrier()
         state = _state_dicts(model_state)
-        self._writing = dcp.async_save(state, checkpoint_id=folder, process_group=self._group)  # type: ignore[attr-defined]
+        writing = dcp.async_save(state, checkpoint_id=folder, process_group=self._group)  # type: ignore[attr-defined]
+        self._writing = self._pool.submit(self._write_sums, folder, getattr(writing, "upload_completion", writing))
         if wait:
             self.finish()
 
-    def load(self, model_state: ModelState) -> tuple[Position, LoopState] | None:
+    def _write_sums(self, folder: Path, writing: Future[Any]) -> None:
+        writing.result()
+        rank = self._ranks.rank
+        own = [self._rank_file(folder), *sorted(folder.glob(f"__{rank}_*"))]
+        own += [folder / _METADATA] if self._ranks.is_first else []
+        write_json(self._sums_file(folder), {"ranks": self._ranks.world, "crc32": {f.name: crc32(f) for f in own}})
+
+    def load(self, model_state: ModelState, warn: Callable[[str], None]) -> tuple[Position, LoopState] | None:
         folders = self._complete_folders()
         if not folders:
             return None
+        self._ranks.barrier()  # all ranks have the same list before the first rank sets one aside
+        # The first rank reads all files; on a slow network file system, every rank reading all of them takes longer.
+        newest = self._newest_intact(folders, warn) if self._ranks.is_first else 0
+        chosen = int(self._ranks.sum([newest])[0])
+        if chosen < 0:
+            raise none_usable(self.folder, folders)
+        folder = folders[chosen]
         state = _state_dicts(model_state)
-        dcp.load(state, checkpoint_id=folders[-1], process_group=self._group)  # type: ignore[attr-defined]
+        dcp.load(state, checkpoint_id=folder, process_group=self._group)  # type: ignore[attr-defined]
         set_state_dict(
             model_state.trained,
             model_state.optimizer,
@@ -89,15 +109,15 @@ class ShardedCheckpoints:
             optim_state_dict=state["optimizer"],
             options=_OPTIONS,
         )
-        own = self._rank_file(folders[-1])
+        own = self._rank_file(folder)
         # A rank that the earlier attempt did not have starts from the first rank's state.
-        content = torch.load(own if own.exists() else folders[-1] / "rank-00000.pt", weights_only=True)
+        content = torch.load(own if own.exists() else folder / "rank-00000.pt", weights_only=True)
         return Position(**content["position"]), content["light"]
 
     def finish(self) -> None:
         if self._writing is not None:
             writing, self._writing = self._writing, None
-            getattr(writing, "upload_completion", writing).result()
+            writing.result()
             self._ranks.barrier()
             if self._ranks.is_first:
                 for old in self._complete_folders()[:-KEEP]:
@@ -112,8 +132,43 @@ class ShardedCheckpoints:
     def _rank_file(self, folder: Path) -> Path:
         return folder / f"rank-{self._ranks.rank:05d}.pt"
 
+    def _sums_file(self, folder: Path) -> Path:
+        return folder / f"sums-{self._ranks.rank:05d}.json"
+
     def _complete_folders(self) -> list[Path]:
-        return sorted(path.parent for path in self.folder.glob(f"step-*/{_COMPLETE}"))
+        """Oldest first. Earlier versions wrote no checksums; their folders count only where there are no others."""
+        written = sorted(path.parent for path in self.folder.glob(f"step-*[0-9]/{_METADATA}"))
+        return [folder for folder in written if _has_all_sums(folder)] or [
+            folder for folder in written if not any(folder.glob("sums-*.json"))
+        ]
+
+    def _newest_intact(self, folders: list[Path], warn: Callable[[str], None]) -> int:
+        """Position in the list, or -1."""
+        for position in reversed(range(len(folders))):
+            damage = _damage(folders[position])
+            if damage is None:
+                return position
+            set_aside(folders[position], damage, warn)
+        return -1
+
+
+def _has_all_sums(folder: Path) -> bool:
+    files = sorted(folder.glob("sums-*.json"))
+    try:
+        return bool(files) and len(files) == read_json(files[0]).get("ranks")
+    except JoulelabError:
+        return True  # complete and corrupted: `_damage` reports it
+
+
+def _damage(folder: Path) -> str | None:
+    try:
+        for file in sorted(folder.glob("sums-*.json")):
+            for name, expected in read_json(file)["crc32"].items():
+                if crc32(folder / name) != expected:
+                    return f"the checksum of {name} does not match"
+    except (JoulelabError, OSError, LookupError, AttributeError) as error:
+        return error_text(error)
+    return None
 
 
 def _state_dicts(model_state: ModelState) -> dict[str, Any]:

@@ -307,7 +307,8 @@ class Trainer(ABC, Generic[B]):
 
     def resume(self) -> None:
         """Continue from the newest checkpoint, if there is one."""
-        loaded = self.callbacks.checkpoints.load(self._model_state) if self.callbacks.checkpoints else None
+        checkpoints = self.callbacks.checkpoints
+        loaded = checkpoints.load(self._model_state, self.callbacks.warn) if checkpoints else None
         if loaded is not None:
             self.position, loop_state = loaded
             self.load_loop_state(loop_state)
