@@ -61,3 +61,9 @@ def test_cpu_jobs_have_their_own_resources_whatever_the_preset(site, tmp_path):
     for wrong in ({"memory": "lots"}, {"time": "long"}, {"cpus": 0}, {"gpus": 1}):
         with pytest.raises(ConfigError):
             job_settings(None, {"cpu_jobs": wrong}, tmp_path / "none")
+
+
+def test_a_secret_in_a_job_script_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"export\.WANDB_API_KEY contains what looks like a secret"):
+        job_settings(None, {"export": {"WANDB_API_KEY": "abc"}}, tmp_path / "none")
+    job_settings(None, {"export": {"OMP_NUM_THREADS": "4"}}, tmp_path / "none")

@@ -1,27 +1,38 @@
 import subprocess
 
-from joulelab.runs.environment import REDACTED, commit, package_commit, redact, snapshot, variables
+from joulelab.redaction import REDACTED
+from joulelab.runs.environment import commit, package_commit, snapshot, variables
 
 
-def test_anything_that_looks_like_a_secret_is_redacted(monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
-    monkeypatch.setenv("WANDB_API_KEY", "0123456789")
+def test_variables_are_stored_by_name_and_without_the_secrets_in_them(monkeypatch):
+    for name in (
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "NVIDIA_API_KEY",
+        "SLURM_JWT",
+        "SLURM_JOB_COMMENT",
+        "JOULELAB_SERVER_KEY",
+    ):
+        monkeypatch.setenv(name, "s3cr3t")
     monkeypatch.setenv("SLURM_JOB_ID", "42")
+    monkeypatch.setenv("SLURM_JOB_NAME", "train hf_abcdefghijklmnopqrst")
     monkeypatch.setenv("HF_HOME", "/scratch/hf")
+    monkeypatch.setenv("HF_ENDPOINT", "https://user:pass@mirror.example")
     found = variables()
-    assert found["HF_TOKEN"] == found["WANDB_API_KEY"] == REDACTED
+    assert "s3cr3t" not in str(snapshot())
     assert (found["SLURM_JOB_ID"], found["HF_HOME"]) == ("42", "/scratch/hf")
-
-
-def test_secrets_are_seen_by_their_value_too():
-    assert redact("HF_ENDPOINT", "https://user:pass@mirror.example") == REDACTED
-    assert redact("X", "ghp_0123456789abcdef") == REDACTED
-    assert redact("CUDA_VISIBLE_DEVICES", "GPU-0123") == "GPU-0123"
+    assert found["SLURM_JOB_NAME"] == f"train {REDACTED}"
+    assert found["HF_ENDPOINT"] == f"https://user:{REDACTED}@mirror.example"
 
 
 def test_variables_of_no_concern_are_left_out(monkeypatch):
     monkeypatch.setenv("MY_DIARY", "private thoughts")
     assert "MY_DIARY" not in variables()
+
+
+def test_the_command_line_of_a_snapshot_has_no_secrets(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py", "--password", "hunter2", "--max-tokens", "128"])
+    assert snapshot()["command"] == ["train.py", "--password", REDACTED, "--max-tokens", "128"]
 
 
 def test_a_snapshot_names_machine_packages_and_job(monkeypatch):

@@ -246,3 +246,10 @@ def test_other_data_or_another_student_drop_the_description_of_the_experiment():
 
 def test_every_experiment_has_a_description():
     assert [name for name in experiment_names() if name != "base" and not read_layers(name).get("about")] == []
+
+
+@pytest.mark.parametrize("text", ["uses hf_abcdefghijklmnopqrst", "http://me:pass@host/v1", "password=abc"])
+def test_a_secret_in_settings_is_refused_with_its_key(text):
+    with pytest.raises(ConfigError, match="about contains what looks like a secret") as refused:
+        load_spec("demo-kd", {"about": text})
+    assert text not in refused.value.message and "environment variable" in refused.value.hint

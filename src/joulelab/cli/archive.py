@@ -25,13 +25,17 @@ def pack(
     artifacts: Annotated[
         bool, typer.Option("--artifacts", help="Include the artifacts of the runs (weights are large).")
     ] = False,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Replace what looks like a secret instead of refusing it.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing archive.")] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Pack runs into an archive: records, traces, marks, settings, environment, report, and SHA256SUMS.
 
-    The archive is reproducible byte for byte. What looks like a secret is redacted, and the redactions are listed.
+    The archive is reproducible byte for byte. If a file contains what looks like a secret, nothing is packed and the
+    place is named; with --redact it is replaced in the archive, and the redactions are listed.
     `joulelab unpack --verify` opens the archive and recomputes every figure from traces and marks.
 
     Example: joulelab pack demo-20260101T120000Z-ab12 -o demo.tar.gz
@@ -47,7 +51,7 @@ def pack(
     if ancestors:
         runs = with_ancestors(runs)
     write_missing_reports([*groups, *(() if groups else runs)])
-    archive = write_archive(runs, groups, out, artifacts)
+    archive = write_archive(runs, groups, out, artifacts, redact)
     for name, count in archive.redacted.items():
         note(f"redacted in {name}: {count}")
     if as_json:

@@ -167,14 +167,15 @@ def measure(
 
 def measure_spec(params: Mapping[str, Any]) -> MeasureSpec:
     """The checked settings of `joulelab measure`; the command in them has no secrets."""
-    from joulelab.runs.measure.program import default_name, without_secrets
+    from joulelab.redaction import redact_command
+    from joulelab.runs.measure.program import default_name
     from joulelab.runs.measure.result import MeasureSpec
     from joulelab.runs.spec import check
 
     command = params["command"]
     if not command:
         raise UsageError("no program was named", "write it after `--`: joulelab measure -- python train.py")
-    fixed = {"pipeline": "measure", "name": default_name(command), "command": without_secrets(command)}
+    fixed = {"pipeline": "measure", "name": default_name(command), "command": redact_command(command)}
     spec = check(merged(fixed, requested_settings(FLAGS, params)))
     assert isinstance(spec, MeasureSpec)
     return spec

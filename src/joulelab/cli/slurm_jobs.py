@@ -424,14 +424,14 @@ def _prepare_request(words: Sequence[str], repeats: int) -> Requested:
 
 def _program_request(words: Sequence[str], repeats: int) -> Requested:
     from joulelab.cli.measure import measure_spec
-    from joulelab.runs.measure.program import without_secrets
+    from joulelab.redaction import redact_command
 
     params = _parsed(_PROGRAM, words)
     command = tuple(params["command"] or ())
     if params["json_to"] is not None:
         raise UsageError("--json-to has no effect in a job", "joulelab show RUN --json prints the record")
     spec = measure_spec(params)
-    if without_secrets(command) != command:
+    if redact_command(command) != command:
         raise UsageError(
             "the command line contains something that looks like a secret; a job script would store it as plain text",
             "export it as an environment variable before submitting: sbatch passes the environment on to the job",

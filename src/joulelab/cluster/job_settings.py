@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, fi
 
 from joulelab import lookup
 from joulelab.errors import ConfigError, NotFoundError
-from joulelab.runs.spec import Section, explain, merge, read_mapping
+from joulelab.runs.spec import Section, explain, merge, read_mapping, refuse_secrets
 
 # One GPU each, with its share of the cores and memory of a typical node.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -190,7 +190,9 @@ def _require_section(path: Path, name: str, section: Any) -> None:
 
 def _checked(settings: Mapping[str, Any], path: Path) -> JobSettings:
     try:
-        return JobSettings.model_validate_json(json.dumps(settings, default=str))
+        checked = JobSettings.model_validate_json(json.dumps(settings, default=str))
     except ValidationError as error:
         hint = f"see `joulelab submit --help`; settings may also come from {path}; nothing was submitted"
         raise ConfigError(explain(error, JobSettings).message, hint) from None
+    refuse_secrets(checked)
+    return checked

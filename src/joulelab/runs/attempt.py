@@ -17,6 +17,7 @@ from joulelab import clock, lookup
 from joulelab.errors import EndedBySignal, JoulelabError
 from joulelab.meter.power_cap import power_cap, restore_power_limits
 from joulelab.meter.session import Meter
+from joulelab.redaction import redact_text
 from joulelab.runs import environment
 from joulelab.runs.artifacts import read_bill, write_bill
 from joulelab.runs.assemble import assemble
@@ -270,7 +271,9 @@ def finish_bills(paths: RunPaths, record: RunRecord) -> None:
 
 
 def error_record(error: BaseException) -> ErrorRecord:
+    """Messages of other libraries repeat addresses, headers and settings, so secrets are removed from them too."""
+    kind = type(error).__name__
     if isinstance(error, JoulelabError):
-        return ErrorRecord(kind=type(error).__name__, message=error.message, hint=error.hint)
+        return ErrorRecord(kind=kind, message=redact_text(error.message)[0], hint=redact_text(error.hint)[0])
     text = "".join(traceback.format_exception(error))
-    return ErrorRecord(kind=type(error).__name__, message=str(error), traceback=text)
+    return ErrorRecord(kind=kind, message=redact_text(str(error))[0], traceback=redact_text(text)[0])

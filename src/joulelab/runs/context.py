@@ -17,6 +17,7 @@ from joulelab import clock
 from joulelab.errors import EndedBySignal, JoulelabError
 from joulelab.meter.session import Meter
 from joulelab.meter.trace import LineFile
+from joulelab.redaction import redact_text
 from joulelab.runs.artifacts import (
     Ancestor,
     Artifact,
@@ -437,10 +438,11 @@ class RunContext:
 
     def note(self, text: str) -> None:
         """A remark for the user and the record, such as how data was split."""
-        self.meter.event("note", text=text)
+        self.meter.event("note", text=redact_text(text)[0])
         self.progress.write(f"note: {text}")
 
     def warn(self, text: str) -> None:
+        text, _ = redact_text(text)
         self.meter.event("warning", text=text)
         self.progress.write(f"warning: {text}")
 

@@ -1,5 +1,5 @@
 """The machine of a run: which sensors work, checked before it starts, and a snapshot of hardware, driver, packages,
-commit and job. Anything that looks like a secret is redacted."""
+commit and job. Secrets are redacted."""
 
 from __future__ import annotations
 
@@ -31,16 +31,30 @@ from joulelab.meter.sensors import Device, SensorUnavailable
 from joulelab.meter.sensors.cpu import allowed_cores, processor_name
 from joulelab.meter.sensors.nvml import permitted_cards
 from joulelab.meter.session import fallback_sensors_for, sensors_for
+from joulelab.redaction import redact, redact_command
 from joulelab.runs.record import MEASURED_COMPONENTS
 
-REDACTED = "<redacted>"
-_SECRET_NAME = re.compile(r"(key|token|secret|passw|credential|auth|cookie|private|session)", re.I)
-# Token prefixes, private keys and passwords inside URLs.
-_SECRET_VALUE = re.compile(
-    r"(hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[bp]-|AKIA|-----BEGIN|eyJ[A-Za-z0-9_-]{10,}\.)|://[^/\s:@]+:[^/\s@]+@"
-)
+# Variables are stored by name, because one that is not listed may hold anything. Whole prefixes are listed only for
+# libraries whose variables are tuning options.
 _VARIABLES = re.compile(
-    r"^(CUDA|NVIDIA|SLURM|OMP|MKL|OPENBLAS|TORCH|PYTORCH|HF|TRANSFORMERS|NCCL|JOULELAB|ROCR|HIP|WANDB|MLFLOW)"
+    r"""(?x)
+    (?:OMP|MKL|OPENBLAS|NCCL|PYTORCH|KMP|GOMP)_\w+
+    | CUDA_(?:VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|MODULE_LOADING|CACHE_DISABLE|MPS_ACTIVE_THREAD_PERCENTAGE)
+    | CUBLAS_WORKSPACE_CONFIG | NVIDIA_(?:VISIBLE_DEVICES|DRIVER_CAPABILITIES|TF32_OVERRIDE)
+    | (?:ROCR|HIP)_VISIBLE_DEVICES | HSA_OVERRIDE_GFX_VERSION | GPU_DEVICE_ORDINAL
+    | TORCH_(?:HOME|COMPILE_DEBUG|CUDNN_V8_API_ENABLED|NCCL_ASYNC_ERROR_HANDLING|NUM_THREADS)
+    | TORCHINDUCTOR_(?:CACHE_DIR|MAX_AUTOTUNE)
+    | HF_(?:HOME|ENDPOINT|HUB_(?:OFFLINE|CACHE|ENABLE_HF_TRANSFER)|DATASETS_(?:CACHE|OFFLINE))
+    | TRANSFORMERS_(?:OFFLINE|CACHE) | TOKENIZERS_PARALLELISM | WANDB_(?:MODE|PROJECT) | MLFLOW_EXPERIMENT_NAME
+    | JOULELAB_(?:RUNS|CACHE|CONFIG|SLURM) | RANK | WORLD_SIZE | LOCAL_RANK | LOCAL_WORLD_SIZE | MASTER_(?:ADDR|PORT)
+    | SLURMD_NODENAME
+    | SLURM_JOB(?:_?ID|_(?:NAME|PARTITION|QOS|ACCOUNT|NODELIST|NUM_NODES|GPUS|CPUS_PER_NODE|USER|UID))
+    | SLURM_JOB_(?:START|END)_TIME
+    | SLURM_(?:ARRAY_(?:JOB_ID|TASK_ID|TASK_COUNT)|CLUSTER_NAME|RESTART_COUNT|SUBMIT_(?:HOST|DIR)|TOPOLOGY_ADDR)
+    | SLURM_(?:NNODES|NODELIST|NODEID|NTASKS(?:_PER_NODE)?|NPROCS|PROCID|LOCALID|TASKS_PER_NODE|STEP_?ID|STEP_GPUS)
+    | SLURM_(?:GPUS(?:_(?:ON|PER)_(?:NODE|TASK))?|CPUS_(?:ON_NODE|PER_TASK)|MEM_PER_(?:CPU|GPU|NODE)|CPU_BIND|HINT)
+    | SLURM_(?:DISTRIBUTION|THREADS_PER_CORE|CPU_FREQ_REQ)
+    """
 )
 
 
@@ -50,7 +64,7 @@ def snapshot() -> dict[str, Any]:
         "host": platform.node(),
         "platform": platform.platform(),
         "python": sys.version.split()[0],
-        "command": [redact("", part) for part in sys.argv],
+        "command": list(redact_command(sys.argv)),
         "joulelab": joulelab.__version__,
         "joulelab_code": package_commit(Path(joulelab.__file__)),
         "machine_profile": profile_id(),
@@ -80,13 +94,9 @@ def node_name() -> str:
     return (os.environ.get("SLURMD_NODENAME") if "SLURM_JOB_ID" in os.environ else None) or platform.node()
 
 
-def redact(name: str, value: str) -> str:
-    return REDACTED if (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value)) else value
-
-
 def variables() -> dict[str, str]:
-    """Environment variables that configure GPUs, threads, caches and schedulers."""
-    return {name: redact(name, value) for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)}
+    """Environment variables that configure GPUs, threads, caches and schedulers, without secrets in them."""
+    return {name: redact(name, value) for name, value in sorted(os.environ.items()) if _VARIABLES.fullmatch(name)}
 
 
 @cache

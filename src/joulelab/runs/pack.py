@@ -1,9 +1,9 @@
 """Archives of runs that others can open, check and recompute: records, traces, environment, settings, checksums.
 
 Only known files of a run are packed, so nothing is included by accident. The same runs give the same bytes: sorted
-names, no times, no owners. Texts are searched for secrets before they are packed: the environment was redacted when it
-was recorded, but settings, marks and logs may contain what a user typed. `unpack` does not trust an archive: names stay
-inside the target folder, checksums are verified, and either all files are extracted or none.
+names, no times, no owners. Secrets are removed before a run is written; texts are searched once more before they are
+packed, because files may have been edited or written by an earlier version. `unpack` does not trust an archive: names
+stay inside the target folder, checksums are verified, and either all files are extracted or none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import shutil
 import stat
 import tarfile
@@ -28,44 +27,12 @@ from typing import IO, Any, Protocol
 
 from joulelab import __version__
 from joulelab.errors import NotFoundError, UsageError
+from joulelab.redaction import redact_text
 from joulelab.runs.artifacts import BILL, CONTENTS
-from joulelab.runs.environment import REDACTED
 from joulelab.runs.groups import group_yaml, load_group
 from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, storage_failure
 from joulelab.runs.store import current_record, read_record
-
-# Tokens by their vendors' prefixes, passwords inside URLs, values of fields whose name suggests a secret.
-_TOKEN = re.compile(
-    r"(?<![A-Za-z0-9])(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[bp]-|AKIA)[A-Za-z0-9_\-]{12,}"
-    r"|eyJ[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-.]+"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\n)*?-----END [A-Z ]*PRIVATE KEY-----"
-)
-_ADDRESS = re.compile(r"(://[^/\s:@\"']+:)[^/\s@\"']+(@)")
-_FIELD = re.compile(
-    r"((?:^|[\s\"'{,])[\w.-]*?(?:api_?key|passw(?:or)?d|secret|credential|(?:access|auth|hf|api)_token)[\"']?\s*[:=]\s*)"
-    r"(?!null\b|None\b|true\b|false\b|\"\"|'')(\"[^\"\n]+\"|'[^'\n]+'|[^\s\"',}\]]+)",
-    re.I,
-)
-
-
-def without_secrets(text: str) -> tuple[str, int]:
-    """The text with secrets replaced, and their number."""
-    text, tokens = _TOKEN.subn(REDACTED, text)
-    text, addresses = _ADDRESS.subn(rf"\1{REDACTED}\2", text)
-    fields = 0
-
-    def redact(match: re.Match[str]) -> str:
-        nonlocal fields
-        before, value = match.groups()
-        if REDACTED in value:
-            return match.group()
-        fields += 1
-        quote = value[0] if value[0] in "\"'" else ""
-        return f"{before}{quote}{REDACTED}{quote}"
-
-    text = _FIELD.sub(redact, text)
-    return text, tokens + addresses + fields
-
+from joulelab.units import plural
 
 GROUP_SETTINGS = "group.yaml"
 TOP, STORE, MANIFEST, SUMS, README = "joulelab-pack", "runs", "MANIFEST.json", "SHA256SUMS", "README.txt"
@@ -128,13 +95,19 @@ class Packed:
     """Files with redacted secrets, and their number in each."""
 
 
-def pack(runs: Sequence[Path], groups: Sequence[Path], archive: Path, artifacts: bool = False) -> Packed:
-    """Write the archive; it gets its final name only when it is complete."""
+def pack(
+    runs: Sequence[Path], groups: Sequence[Path], archive: Path, artifacts: bool = False, redact: bool = False
+) -> Packed:
+    """Write the archive; it gets its final name only when it is complete. A secret is refused, or with `redact`
+    replaced in the archive."""
     write = _writer(archive)
-    redacted: dict[str, int] = {}
+    redacted: dict[str, list[int]] = {}
     entries = [entry for folder in runs for entry in _run_entries(folder, artifacts, redacted)]
     entries += [entry for folder in groups for entry in _group_entries(folder, redacted)]
-    entries += _about([folder.name for folder in runs], [folder.name for folder in groups], redacted)
+    if redacted and not redact:
+        raise _secrets_found(redacted)
+    counts = {name: len(lines) for name, lines in redacted.items()}
+    entries += _about([folder.name for folder in runs], [folder.name for folder in groups], counts)
     entries.sort(key=lambda entry: entry.name)
     sums = "".join(f"{entry.digest()}  {entry.name}\n" for entry in entries)
     entries.append(Entry(SUMS, sums.encode()))
@@ -149,10 +122,10 @@ def pack(runs: Sequence[Path], groups: Sequence[Path], archive: Path, artifacts:
     finally:
         temporary.unlink(missing_ok=True)
     names = tuple(folder.name for folder in runs)
-    return Packed(archive, names, len(entries), archive.stat().st_size, redacted)
+    return Packed(archive, names, len(entries), archive.stat().st_size, counts)
 
 
-def _run_entries(folder: Path, artifacts: bool, redacted: dict[str, int]) -> Iterator[Entry]:
+def _run_entries(folder: Path, artifacts: bool, redacted: dict[str, list[int]]) -> Iterator[Entry]:
     paths = RunPaths(folder)
     written = read_record(paths)
     record = current_record(paths, written)
@@ -171,7 +144,7 @@ def _run_entries(folder: Path, artifacts: bool, redacted: dict[str, int]) -> Ite
             yield Entry(f"{STORE}/{folder.name}/{name}", path=path)
 
 
-def _group_entries(folder: Path, redacted: dict[str, int]) -> Iterator[Entry]:
+def _group_entries(folder: Path, redacted: dict[str, list[int]]) -> Iterator[Entry]:
     paths = GroupPaths(folder)
     for path in (paths.record, paths.report):
         if path.is_file():
@@ -182,10 +155,12 @@ def _group_entries(folder: Path, redacted: dict[str, int]) -> Iterator[Entry]:
         yield _text_entry(name, group_yaml(load_group(folder)), redacted)
 
 
-def _text_entry(name: str, text: str, redacted: dict[str, int]) -> Entry:
-    clean, count = without_secrets(text)
+def _text_entry(name: str, text: str, redacted: dict[str, list[int]]) -> Entry:
+    """The file without its secrets; their lines are added to `redacted`, each line as often as it has secrets."""
+    clean, count = redact_text(text)
     if count:
-        redacted[name] = count
+        lines = [number for number, line in enumerate(text.split("\n"), 1) for _ in range(redact_text(line)[1])]
+        redacted[name] = (lines or [1])[:count] + [(lines or [1])[-1]] * (count - len(lines or [1]))
     return Entry(name, clean.encode("utf-8", errors="surrogateescape"))
 
 
@@ -200,6 +175,15 @@ def _about(runs: list[str], groups: list[str], redacted: dict[str, int]) -> list
     note = "What looked like a secret was replaced; MANIFEST.json lists the files." if redacted else ""
     readme = _README.format(version=__version__, redacted=note)
     return [Entry(MANIFEST, json.dumps(manifest, indent=2).encode() + b"\n"), Entry(README, readme.encode())]
+
+
+def _secrets_found(redacted: dict[str, list[int]]) -> UsageError:
+    places = [f"{name.removeprefix(f'{STORE}/')}, line {line}" for name, lines in redacted.items() for line in lines]
+    shown = "; ".join(dict.fromkeys(places[:5])) + (f"; and {len(places) - 5} more" if len(places) > 5 else "")
+    return UsageError(
+        f"{plural(len(places), 'text')} in these runs {'looks' if len(places) == 1 else 'look'} like a secret: {shown}",
+        "remove it from the file, or pass --redact to replace it in the archive; nothing was written",
+    )
 
 
 class _Write(Protocol):

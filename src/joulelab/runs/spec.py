@@ -34,6 +34,7 @@ from joulelab.errors import (
 )
 from joulelab.lookup import nearest
 from joulelab.meter.config import EnergyConfig
+from joulelab.redaction import find_secret
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -460,9 +461,21 @@ def check(settings: Mapping[str, Any]) -> RunSpec:
     try:
         # through JSON, so that a YAML list can fill a tuple while a string cannot fill a number
         complete = model.complete(current_names(model, settings))
-        return model.model_validate_json(json.dumps(complete, default=str))
+        checked = model.model_validate_json(json.dumps(complete, default=str))
     except ValidationError as error:
         raise explain(error, model) from None
+    refuse_secrets(checked)
+    return checked
+
+
+def refuse_secrets(settings: BaseModel) -> None:
+    """Settings are stored and packed as plain text, and a run cannot be repeated from redacted ones."""
+    if (key := find_secret(settings.model_dump(mode="json"))) is not None:
+        raise ConfigError(
+            f"{key} contains what looks like a secret; settings are stored as plain text",
+            f"set it as an environment variable that the program reads, and leave it out of the settings; "
+            f"{NOTHING_STARTED}",
+        )
 
 
 # Settings of the user, for all runs: how energy is reported, never what is measured or trained.

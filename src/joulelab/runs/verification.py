@@ -23,11 +23,12 @@ from pydantic import ValidationError
 
 from joulelab.errors import JoulelabError
 from joulelab.meter.trace import read_header
+from joulelab.redaction import REDACTED
 from joulelab.runs import first_release
 from joulelab.runs.artifacts import Ancestor, Bill, crc32, listed_contents, read_bill
 from joulelab.runs.assemble import assemble
 from joulelab.runs.attempt_data import read_events
-from joulelab.runs.environment import REDACTED, digests
+from joulelab.runs.environment import digests
 from joulelab.runs.measure.result import conclude
 from joulelab.runs.paths import RunPaths, read_json
 from joulelab.runs.record import METHOD_VERSION, Result, RunRecord, StageRecord, flat_summary

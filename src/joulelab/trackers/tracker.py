@@ -21,7 +21,7 @@ from joulelab import clock, lookup
 from joulelab.errors import DependencyMissing, JoulelabError
 from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.meter.trace import read_lines
-from joulelab.runs.environment import redact
+from joulelab.redaction import redact
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import RunRecord, flat_summary
 from joulelab.runs.spec import RunSpec
@@ -58,7 +58,7 @@ class TrackedRun:
     @property
     def flat_settings(self) -> dict[str, Any]:
         """`training.learning_rate` -> 0.0003; values that look like secrets are redacted."""
-        return {name: redact("", value) if isinstance(value, str) else value for name, value in _flat(self.settings)}
+        return {name: redact(name, value) if isinstance(value, str) else value for name, value in _flat(self.settings)}
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -77,7 +77,7 @@ class ShardedCheckpoints:
         torch.save({"position": asdict(position), "light": loop_state}, self._rank_file(folder))
         self._ranks.barrier()
         state = _state_dicts(model_state)
-        writing = dcp.async_save(state, checkpoint_id=folder, process_group=self._group)  # type: ignore[attr-defined]
+        writing: Any = dcp.async_save(state, checkpoint_id=folder, process_group=self._group)  # type: ignore[attr-defined]
         self._writing = self._pool.submit(self._write_sums, folder, getattr(writing, "upload_completion", writing))
         if wait:
             self.finish()

@@ -32,6 +32,7 @@ from joulelab.meter.sensors import Device, Line, SensorUnavailable
 from joulelab.meter.sensors.gpu_selection import Selection, select_gpus
 from joulelab.meter.sensors.nvml import permitted_cards
 from joulelab.meter.trace import LineFile, header
+from joulelab.redaction import redact
 
 
 class StopSignals:
@@ -224,7 +225,7 @@ class Monitor:
             program_pid=self._settings.pid,
             interval_s=self._settings.interval_s,
             wall_minus_mono_s=stamp.wall_s - stamp.mono_ns / clock.NS,
-            job={name: os.environ[name] for name in JOB_VARIABLES if name in os.environ},
+            job={name: redact(name, os.environ[name]) for name in JOB_VARIABLES if name in os.environ},
             driver=next((device.facts["driver"] for device in devices if "driver" in device.facts), None),
             devices=[asdict(device) for device in devices],
             missing=[asdict(unavailable) for unavailable in missing],

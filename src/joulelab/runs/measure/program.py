@@ -22,22 +22,9 @@ import psutil
 from joulelab.errors import EndedBySignal, JoulelabError, UsageError
 from joulelab.meter.sensors.processes import is_recorder
 from joulelab.runs.context import StopRequest
-from joulelab.runs.environment import REDACTED, redact
 from joulelab.runs.measure import process_guard
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
-
-# Option and variable names that hold secrets. Whole words only: `--tokenizer`, `--max-tokens` and `--keys` hold none.
-_SECRET_OPTION = re.compile(
-    r"(^|[-_.])(api[-_]?key|access[-_]?key|secret[-_]?key|private[-_]?key|key|token|secret|pass|passwd|password|"
-    r"passphrase|credentials?|auth|authorization|cookie|bearer|pwd)($|[-_.](id|value|env)?$)",
-    re.I,
-)
-# `Authorization: Bearer x`, `password=x` or `sig=x` somewhere inside a longer word.
-_SECRET_INSIDE = re.compile(
-    r"\b(authorization|bearer|api[-_]?key|access[-_]?token|token|password|passwd|secret|signature|sig)\b\s*[:= ]\s*\S",
-    re.I,
-)
 
 
 class CannotStart(UsageError):
@@ -98,25 +85,6 @@ def default_name(command: Sequence[str]) -> str:
     if script and re.match(r"(python[\d.]*|bash|sh|torchrun)$", program):
         program = script
     return program[:80] or "program"
-
-
-def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
-    """The command line with values of secret options and anything that looks like a secret redacted."""
-    clean: list[str] = []
-    follows_secret = False
-    for word in command:
-        name, equals, value = word.partition("=")
-        is_secret = bool(_SECRET_OPTION.search(name.lstrip("-")))
-        if follows_secret and not word.startswith("--"):
-            clean.append(REDACTED)
-        elif equals and is_secret and " " not in name:
-            clean.append(f"{name}={REDACTED}" if value else word)
-        elif _SECRET_INSIDE.search(word):
-            clean.append(REDACTED)
-        else:
-            clean.append(redact("", word))
-        follows_secret = is_secret and not equals and word.startswith("-")
-    return tuple(clean)
 
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
