@@ -70,7 +70,7 @@ def test_joules_per_inference_are_watts_times_the_time_of_one(nvml_sim, tmp_path
 
 
 def test_inference_on_the_cpu_does_not_report_the_idle_gpu_as_energy_per_item(nvml_sim, tmp_path, monkeypatch):  # noqa: F811
-    """Issue 18, item 7: a card that idles at 80 W, no RAPL. Before: 80 W times the time of an item, as its energy."""
+    """A card that idles at 80 W, no RAPL. Before: 80 W times the time of an item, as its energy."""
     small = replace(SHAPES["deit-t"], width=48, heads=3, head_width=16, layers=2, side=32, patch=8)
     monkeypatch.setitem(SHAPES, "deit-t", small)
     nvml_sim.gpus = [SimGpu(wave=constant(80), settings={"utilization": "0 0"})]

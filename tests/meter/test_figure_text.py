@@ -1,4 +1,4 @@
-"""How energy figures read: the printed uncertainty covers the printed number (issue 18, items 4 and 5)."""
+"""How energy figures read: the printed uncertainty covers the printed number."""
 
 import re
 

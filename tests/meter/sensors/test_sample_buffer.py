@@ -61,6 +61,19 @@ def test_a_stepped_clock_loses_little_and_misplaces_nothing(world, step_s):
     pairs = world.run(10)
     assert_right(pairs)
     assert len(pairs) >= 500 - 50
+    assert not world.buffer.problem
+
+
+def test_a_buffer_that_gets_no_new_samples_says_so_until_it_does(world, monkeypatch):
+    world.run(5)
+    assert not world.buffer.problem
+    fetch = world.buffer._fetch
+    monkeypatch.setattr(world.buffer, "_fetch", lambda last_us: [])
+    assert world.run(2) == []
+    assert world.buffer.problem == "20 ms samples: no new ones from the driver"
+    monkeypatch.setattr(world.buffer, "_fetch", fetch)
+    assert_right(world.run(2))
+    assert not world.buffer.problem
 
 
 def test_a_driver_that_keeps_the_old_clock_is_given_up_for_polling(world):
@@ -69,6 +82,7 @@ def test_a_driver_that_keeps_the_old_clock_is_given_up_for_polling(world):
     world.wall_minus_mono_s += HOUR_S
     assert world.run(10) == []
     assert world.buffer.usable
+    assert world.buffer.problem == "20 ms samples: stamped by another clock than this machine's"
     world.run(10)
     assert not world.buffer.usable
 

@@ -1,4 +1,4 @@
-"""The printed uncertainty covers the printed number, in every table, page and export (issue 18, items 4 and 5)."""
+"""The printed uncertainty covers the printed number, in every table, page and export."""
 
 from __future__ import annotations
 

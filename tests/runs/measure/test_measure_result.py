@@ -39,6 +39,7 @@ def test_faults_of_other_devices_and_other_times_are_not_the_reason():
 def test_time_without_readings_is_the_reason():
     (text,) = caveats([stage("missing time", coverage=0.72)], None, trace())
     assert "read during only 72 % of the time; repeat" in text and "longer" not in text
+    assert text.startswith("the energy is a lower bound: "), "it is printed without an interval"
 
 
 def test_a_reader_that_failed_as_a_whole_is_the_reason_for_each_of_its_domains():

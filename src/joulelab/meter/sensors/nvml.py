@@ -16,8 +16,8 @@ clock step from putting power where it was not:
 - When the wall clock has moved against the monotonic one since the last reading, nothing is taken until the buffer can
   hold only stamps of the new clock (`BUFFER_S`); then all of it is, so about a tenth of a second of shape is lost.
 - A sample in the future, before the last one taken, or more than `OLDEST_S` back is dropped.
-- A driver that keeps stamping by the old clock yields only such samples: after `GIVE_UP_S` the buffer is unusable, and
-  the card is polled like one without a buffer.
+- A driver that keeps stamping by the old clock yields only such samples: each reading then has a `gap` line, and after
+  `GIVE_UP_S` the buffer is unusable and the card is polled like one without a buffer.
 
 The counter's joules are not affected by this: only their shape between two readings is coarser meanwhile.
 """
@@ -40,6 +40,8 @@ from joulelab.units import BYTES_PER_MB
 
 BUFFER_S = 2.5
 OLDEST_S = 10.0
+# After this long without a usable sample the trace names the reason, because the interval of the energy is wider there.
+SILENT_S = 1.0
 GIVE_UP_S = 15.0
 # NTP slews by at most 0.5 ms per second and reading the two clocks takes microseconds: more than this is a step.
 STEP_S = 0.02
@@ -62,6 +64,9 @@ class SampleBuffer:
         self._wall_minus_mono_us: int | None = None
         self._wait_until_us = 0
         self._useless_since_us: int | None = None
+        self._kept_mono_us: int | None = None
+        self.problem = ""
+        """Why there was no usable sample for `SILENT_S`; empty if there was one."""
         self.usable = True
 
     def read(self) -> Line:
@@ -110,6 +115,11 @@ class SampleBuffer:
             self._useless_since_us = mono_us
         elif mono_us - self._useless_since_us > GIVE_UP_S * US:
             self.usable = False
+        if kept or self._kept_mono_us is None:
+            self._kept_mono_us = mono_us
+        silent = mono_us - self._kept_mono_us > SILENT_S * US
+        cause = "stamped by another clock than this machine's" if fetched else "no new ones from the driver"
+        self.problem = f"20 ms samples: {cause}" if silent else ""
 
 
 def samples_from(nvml: Any, handle: Any) -> Callable[[int], Samples]:
@@ -351,6 +361,8 @@ class Card:
             self.has_buffer = False
             text = "the driver's 20 ms samples are stamped by a clock that was set since; power is polled instead"
             return [{"kind": "warning", "device": self.device, "text": text}]
+        if self._buffer.problem:
+            return [self._gap(self._buffer.problem)]
         return [{"kind": "samples", "device": self.device, **fields}] if fields else []
 
     def processes(self) -> list[tuple[int, int | None]] | None:

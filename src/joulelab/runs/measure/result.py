@@ -111,7 +111,9 @@ def caveats(stages: list[StageRecord], summary: RepeatSummary | None, trace: Tra
     else:
         wide = [stage for stage in with_energy if _relative_half_width(stage.best) > LARGE_SPREAD]
         cause = _why_wide(wide, trace, repeated=summary is not None) if wide else None
-        warnings += [f"the random interval is wider than 5 % of the energy: {cause}"] if cause else []
+        bound = any(stage.best.is_lower_bound for stage in wide)
+        effect = "the energy is a lower bound" if bound else "the random interval is wider than 5 % of the energy"
+        warnings += [f"{effect}: {cause}"] if cause else []
     return warnings
 
 
