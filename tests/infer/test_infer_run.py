@@ -13,7 +13,7 @@ from joulelab.errors import ConfigError
 from joulelab.report.figures.serving_figures import joules_against_latency
 from joulelab.report.tables.inference_rows import inference_rows
 from joulelab.report.tables.inference_tables import generation_rows
-from joulelab.report.tables.run_tables import run_grids, stages_grid
+from joulelab.report.tables.run_tables import run_grids, run_result, stages_grid
 from joulelab.report.wording import rate
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import SilentProgress
@@ -87,6 +87,10 @@ def test_inference_on_the_cpu_does_not_report_the_idle_gpu_as_energy_per_item(nv
         text = "\n".join(f"{' '.join(map(' '.join, grid.rows))} {grid.note}" for grid in run_grids(record))
         assert "not used by this model and not included; energy is that of the CPU" in text
         assert "J ±" in text and "of it is the GPU, which the models did not use" in text
+        assert re.search(
+            r"; whole run: .* energy counter; .*; all of it is the GPU, which the models did not use; grade",
+            run_result(record),
+        )
         if estimate:
             item_s = row.values["seconds"] / row.values["calls"]
             assert row.energy.method == "estimated" and row.energy.gross_j < 0.5 * 80 * item_s

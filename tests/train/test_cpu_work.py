@@ -6,7 +6,7 @@ import pytest
 from nvml_sim.driver import SimGpu, constant
 from nvml_sim.fixtures import nvml_library, nvml_sim  # noqa: F401
 
-from joulelab.report.tables.run_tables import run_grids
+from joulelab.report.tables.run_tables import run_grids, run_result
 from joulelab.report.tables.training_table import training_grid
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import SilentProgress
@@ -38,6 +38,7 @@ def test_training_on_the_cpu_leaves_the_idle_gpu_out_of_energy_per_item(nvml_sim
     assert re.search(r"; GPU: \d\d\.\d W, not used and not included$", line)
     header = dict(run_grids(record)[0].rows)["energy (measured)"]
     assert header.endswith("energy counter; all of it is the GPU, which the models did not use")
+    assert "; all of it is the GPU, which the models did not use" in run_result(record)
 
     estimated = trained(tmp_path, estimate_cpu=True)
     stage, line = estimated.stage("model.train"), energy_line(estimated)

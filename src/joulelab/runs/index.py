@@ -140,7 +140,8 @@ RUNS: Mapping[str, Column] = _columns(
     ),
     *_energies("totals"),
     ("idle_power_w", NUMBER, "totals.idle_power_w", "mean idle power, if measured"),
-    ("above_idle_j", NUMBER, "totals.above_idle_j", "energy_j minus idle power times duration"),
+    ("above_idle_j", NUMBER, "totals.above_idle_j", "energy_j minus idle power over the covered time"),
+    ("above_idle_half_width_j", NUMBER, "totals.above_idle.half_width_j", "95 % half-width of above_idle_j"),
     ("co2e_g_low", NUMBER, "totals.co2e.co2e_g_low", "grams of CO2e, low end; null without a grid"),
     ("co2e_g_high", NUMBER, "totals.co2e.co2e_g_high", "grams of CO2e, high end"),
     ("cost_low", NUMBER, "totals.cost.low", "cost, low end; null without a price"),
@@ -169,7 +170,8 @@ STAGES: Mapping[str, Column] = _columns(
     ("shown_method", TEXT, "best.method", "counter, integrated, estimated or missing"),
     ("half_width_j", NUMBER, "best.half_width_j", "random 95 % half-width of shown_energy_j"),
     *_energies("energy"),
-    ("above_idle_j", NUMBER, "above_idle_j", "energy_j minus idle power times duration"),
+    ("above_idle_j", NUMBER, "above_idle_j", "energy_j minus idle power over the covered time"),
+    ("above_idle_half_width_j", NUMBER, "above_idle.half_width_j", "95 % half-width of above_idle_j"),
     ("mean_power_w", NUMBER, "mean_power_w", "mean power"),
     ("peak_power_w", NUMBER, "peak_power_w", "highest power that the sensors recorded"),
     ("samples", INTEGER, "samples", "processed samples"),
@@ -281,7 +283,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
 
 
 INDEX = "index.sqlite"
-VERSION = 7
+VERSION = 8
 KEYS = FOLDER, STATE, OPEN_STATE = ("folder", "state", "open_state")
 _ROW = "row"
 """Everything else about a run: JSON, compressed, because 10,000 rows of it are 100 MB."""

@@ -625,6 +625,7 @@ def flat_summary(record: RunRecord) -> dict[str, Any]:
             "duration_s": record.totals.duration_s,
             "idle_power_w": record.totals.idle_power_w,
             "above_idle_j": record.totals.above_idle_j,
+            "above_idle_half_width_j": record.totals.above_idle and record.totals.above_idle.half_width_j,
             "grade": record.validity.grade,
             **_grams("total", record.totals.co2e),
             **_cost(record.totals.cost),
@@ -648,6 +649,7 @@ def flat_summary(record: RunRecord) -> dict[str, Any]:
             f"{stage.name}.tokens": stage.tokens,
             f"{stage.name}.tokens_per_s": stage.tokens_per_s,
             f"{stage.name}.above_idle_j": stage.above_idle_j,
+            f"{stage.name}.above_idle_half_width_j": stage.above_idle and stage.above_idle.half_width_j,
             f"{stage.name}.grade": stage.validity.grade,
             **_grams(stage.name, stage.co2e),
         }

@@ -22,6 +22,7 @@ from joulelab.report.tables.bill_tables import bill_markdown, run_bill
 from joulelab.report.tables.comparison_tables import comparison_markdown, run_view, runs_grid
 from joulelab.report.tables.grid import render_text, to_rich
 from joulelab.report.tables.run_tables import stages_grid
+from joulelab.runs.index import row_of
 from joulelab.runs.record import RunRecord, flat_summary
 
 # Of the made estimates 0.2 to 15 % are random, and 70 % the scale.
@@ -123,3 +124,20 @@ def test_machine_readable_fields_keep_random_half_width_and_gain_error_apart(mad
     assert flat["shown_energy_gain_error_rel"] == best.gain_error_rel == pytest.approx(0.7)
     assert flat["shown_energy_coverage"] == 1.0 and flat["shown_energy_lower_bound"] is False
     assert flat["student.train.half_width_j"] == record.stage("student.train").best.half_width_j
+
+
+def test_energy_above_idle_has_its_half_width_in_the_summary(made) -> None:
+    record = made.demo_records(True)[3]
+    above = record.totals.best.with_interval(40.0, 3.0, "idle")
+    record = record.model_copy(
+        update={
+            "totals": record.totals.model_copy(update={"above_idle_j": 40.0, "above_idle": above}),
+            "stages": tuple(
+                stage.model_copy(update={"above_idle_j": 40.0, "above_idle": above}) for stage in record.stages
+            ),
+        }
+    )
+    flat, listed = flat_summary(record), row_of(record)
+    assert (flat["above_idle_j"], flat["above_idle_half_width_j"]) == (40.0, 3.0)
+    assert flat["student.train.above_idle_half_width_j"] == 3.0
+    assert listed["above_idle_half_width_j"] == 3.0

@@ -121,7 +121,7 @@ def run_result(record: RunRecord, title: str = "") -> str:
     if record.totals is None:
         return f"{title or record.label}: {status}energy missing: nothing was recorded"
     missing = f"energy missing; {duration_text(record.best_duration_s)}"
-    parts = [missing if record.best_energy.energy_j is None else answer_text(record)]
+    parts = [missing if record.best_energy.energy_j is None else answer_text(record) + _unused_gpu(record)]
     if per_item := item_answer(record):
         # the energy of the whole run depends on how long it measured
         parts = [per_item, f"whole run: {parts[0]}"]
