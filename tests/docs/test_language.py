@@ -90,7 +90,7 @@ BRITISH = re.compile(
     r"|licence|defence|programmes?)(?![a-z])",
     re.IGNORECASE,
 )
-# Where British spellings of earlier versions are read, and the file name of a published script.
+# Where British spellings of earlier versions are read, and names in published scripts and models.
 READ_IN_BRITISH = {
     "benchmarks/distilbert_step.py": {"materialised", "distil"},
     "scripts/slurm/README.md": {"distil"},
@@ -99,14 +99,22 @@ READ_IN_BRITISH = {
     "src/joulelab/runs/attempt_data.py": {"artefact"},
     "src/joulelab/runs/record.py": {"optimiser", "utilisation", "neighbours"},
     "src/joulelab/train/stats/hooks.py": {"optimiser"},
+    "tests/cli/test_usage_errors.py": {"binarise"},
+    "tests/cluster/test_real_slurm_scripts.py": {"distil"},
+    "tests/distill/squad/test_squad_recipe.py": {"distil"},
+    "tests/runs/test_record.py": {"artefact", "optimiser", "utilisation", "neighbours"},
+    "tests/runs/test_spec.py": {"normalised"},
+    "tests/train/stats/test_trackers.py": {"optimiser"},
+    "tests/zoo/test_students.py": {"distil"},
 }
 SPELLED_KINDS = {".py", ".md", ".yaml", ".toml", ".j2", ".js", ".css"}
 
 
 def spelled_files() -> list[Path]:
-    folders = [ROOT / name for name in ("src", "docs", "scripts", "benchmarks", "examples")]
+    folders = [ROOT / name for name in ("src", "tests", "docs", "scripts", "benchmarks", "examples")]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in SPELLED_KINDS]
-    return [*files, *ROOT.glob("*.md"), ROOT / "pyproject.toml", ROOT / "Makefile"]
+    others = [*ROOT.glob("*.md"), ROOT / "pyproject.toml", ROOT / "Makefile"]
+    return [path for path in (*files, *others) if path != Path(__file__)]
 
 
 def test_spelling_is_american_in_names_comments_and_texts() -> None:

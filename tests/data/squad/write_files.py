@@ -35,7 +35,7 @@ ON_BRIDGE = [
     ("bridge-4", "What was rung when the river rose?", [("the bell", 0), ("bell", 1)]),
 ]
 UNTOLD = [
-    ("kite-5", "What colour was the baker's shop?", []),
+    ("kite-5", "What color was the baker's shop?", []),
     ("bridge-5", "Who built the stone bridge?", []),
 ]
 

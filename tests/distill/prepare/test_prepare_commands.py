@@ -17,7 +17,7 @@ from joulelab.errors import NotFoundError, UsageError
 from joulelab.report.tables.bill_tables import find_bill
 from joulelab.runs.store import load_record
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "data"))  # for small_tokenizers.py
+sys.path.insert(0, str(Path(__file__).parents[2] / "data"))  # for small_tokenizers.py
 import small_tokenizers
 
 
