@@ -181,3 +181,61 @@ def test_a_preset_takes_changes_and_names_what_it_does_not_know():
         preset("tulu3")
     with pytest.raises(ConfigError, match="did you mean 'limit'"):
         preset("tulu-3", limits=3)
+
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+CALLING = [
+    {"role": "user", "content": "Is it raining in Oslo?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "I must look it up."},
+    {"role": "tool", "name": "weather", "content": "rain"},
+    {"role": "assistant", "content": "Yes."},
+]
+
+
+def test_tools_calls_and_reasoning_are_read_also_as_json_text_and_from_parquet(tmp_path):
+    as_text = {**CALL, "function": {**CALL["function"], "arguments": '{"city": "Oslo"}'}}
+    written = [{**CALLING[1], "tool_calls": [as_text]}]
+    (first,) = rows_of(lines(tmp_path / "a.jsonl", [{"messages": CALLING, "tools": [WEATHER]}]))
+    rows = [{"messages": CALLING[:1] + written + CALLING[2:], "tools": json.dumps([WEATHER])}]
+    (second,) = rows_of(lines(tmp_path / "b.jsonl", rows))
+    other = {"type": "function", "function": {"name": "clock", "arguments": {"zone": "CET"}}}
+    mixed = [{**CALLING[1], "tool_calls": [CALL, other]}]  # Arrow gives both calls the keys of the other
+    (third,) = rows_of(parquet(tmp_path / "c.parquet", [{"messages": CALLING[:1] + mixed, "tools": [WEATHER]}]))
+    for row in (first, second):
+        assert row.tools == [WEATHER]
+        assert row[1]["tool_calls"] == [CALL]
+        assert row[1]["reasoning_content"] == "I must look it up."
+        assert row[2] == {"role": "tool", "content": "rain", "name": "weather"}
+    assert third[1]["tool_calls"] == [CALL, other]
+    assert third.tools == [WEATHER]
+    assert prompt_of(first).tools == [WEATHER]
+
+
+def test_an_answer_that_only_calls_is_an_answer_and_cleaning_keeps_the_call(tmp_path):
+    source = lines(tmp_path / "a.jsonl", [{"messages": CALLING[:2], "tools": [WEATHER]}])
+    dropped = Counter()
+    (row,) = cleaned(rows_of(source, dropped=dropped), dropped, strip_reasoning=True)
+    assert not dropped
+    assert row.tools == [WEATHER]
+    assert row[1]["tool_calls"] == [CALL]
+    assert "reasoning_content" not in row[1]
+
+
+@pytest.mark.parametrize(
+    ("record", "error", "hint"),
+    [
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference pair", "rename `chosen` to `completion`"),
+        ({"chosen": [ASKED, ANSWERED], "rejected": [ASKED, ANSWERED]}, "preference pair", "`messages`"),
+        ({"prompt": "2 + 2?"}, "prompt without an answer", "add a column `completion`"),
+        ({"prompt": [ASKED], "tools": [WEATHER]}, "prompt without an answer", "add a column `completion`"),
+        ({"messages": [ASKED, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "a tool call is", "arguments"),
+        ({"messages": [ASKED, {"role": "function_call", "content": "{}"}]}, "role 'function_call'", "tool_calls"),
+        ({"messages": [ASKED, ANSWERED], "tools": "no json"}, "tools are not JSON", "JSON"),
+    ],
+)
+def test_rows_without_one_answer_and_malformed_calls_are_refused_in_words(tmp_path, record, error, hint):
+    with pytest.raises(ConfigError, match=error) as caught:
+        list(rows_of(lines(tmp_path / "a.jsonl", [record])))
+    assert "row 1" in caught.value.message
+    assert hint in caught.value.hint

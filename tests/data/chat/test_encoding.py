@@ -4,6 +4,7 @@ import chat_tokenizers as made
 import numpy as np
 import pytest
 
+from joulelab.data.chat.conversations import ToolConversation
 from joulelab.data.chat.encoding import (
     DocumentStore,
     EncodedDocument,
@@ -193,3 +194,52 @@ def test_a_set_without_a_trained_token_is_refused(tmp_path):
 def test_a_folder_without_documents_is_refused(tmp_path):
     with pytest.raises(NotFoundError, match="no complete document store"):
         DocumentStore.open(tmp_path)
+
+
+CALLING_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}{% for turn in messages %}"
+    "<|im_start|>{{ turn.role }}\n{% if turn.reasoning_content %}<think>{{ turn.reasoning_content }}</think>{% endif %}"
+    "{{ turn.content }}{% for call in turn.tool_calls or [] %}<call>{{ call.function | tojson }}</call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+CALLING = ToolConversation(
+    [
+        {"role": "user", "content": "rain?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}],
+        },
+        {"role": "tool", "content": "rain"},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "It says rain."},
+    ],
+    [TOOL],
+)
+
+
+def test_a_call_is_a_target_of_the_loss_and_its_result_is_not():
+    tokenizer = made.qwen()
+    document = encode_conversation(tokenizer, CALLING, template=ChatTemplate(CALLING_TEMPLATE, "given"))
+    text = tokenizer.decode(document.ids)
+    assert '"name": "weather", "parameters"' in text
+    trained = tokenizer.decode(document.ids[document.trained])
+    assert trained == (
+        '<call>{"name": "weather", "arguments": {"city": "Oslo"}}</call><|im_end|>'
+        "<think>It says rain.</think>Yes.<|im_end|>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("talk", "lost"),
+    [
+        (ToolConversation(CALLING[:2], []), "tool calls .'weather'"),
+        (ToolConversation(TALK, [TOOL]), "tools .'weather'"),
+        ([CALLING[0], CALLING[3]], "reasoning_content .'It says rain"),
+    ],
+)
+def test_a_template_that_drops_calls_tools_or_reasoning_is_refused(talk, lost):
+    """Without the call the turn is empty, and a student learns to stop instead of calling."""
+    with pytest.raises(ConfigError, match=f"does not render {lost}") as caught:
+        encode_conversation(made.qwen(), talk)
+    assert "data.template=FILE" in caught.value.hint

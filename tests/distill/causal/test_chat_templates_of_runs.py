@@ -4,7 +4,9 @@ import json
 import shutil
 
 import pytest
+from typer.testing import CliRunner
 
+from joulelab.cli.main import app
 from joulelab.data.chat.encoding import DocumentStore
 from joulelab.errors import ConfigError
 
@@ -17,6 +19,12 @@ FORGETFUL = (  # it drops the words of earlier answers when a turn is added, as 
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if m['role'] != 'assistant' or loop.last %}{{ m['content'] }}{% endif %}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOLS = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}{% for m in messages %}"
+    "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
@@ -54,3 +62,40 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_with_a_hint(lab, tmp_
     _, paths = lab.run(tmp_path / "runs", "sft", until="data", data={**data, "last_answer_only": True})
     document = documents(paths).document(0)
     assert document.trained_count == 2  # the word of the last answer, and the end of its turn
+
+
+def calling(row):
+    call = {"type": "function", "function": {"name": "w1", "arguments": {"w2": f"w{row % 24}"}}}
+    question = {"role": "user", "content": f"w{row % 24} w{row // 24}"}
+    return {"messages": [question, {"role": "assistant", "tool_calls": [call]}], "tools": [call]}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "template", "refused"),
+    [
+        ("sft-tiny", "", "the chat template does not render tool calls"),
+        ("synthetic-tiny", TOOLS, "has tools or tool calls"),
+        ("sft-tiny", TOOLS, None),
+    ],
+)
+def test_tool_calls_are_trained_on_or_refused_before_a_run_starts(
+    lab, tmp_path, monkeypatch, pipeline, template, refused
+):
+    monkeypatch.setenv("JOULELAB_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(calling(row)) + "\n" for row in range(120)))
+    (tmp_path / "tools.jinja").write_text(TOOLS)
+    settings = [f"data.source={tmp_path}/chats.jsonl", f"teacher.model={lab.teacher}", "data.tokenizer=null"]
+    settings += ["student.size=nano", "quality.answers=null", "data.held_out=4", "until=data"]
+    settings += [f"data.template={tmp_path}/tools.jinja"] if template else []
+    if pipeline == "synthetic-tiny":
+        settings[-2 if template else -1] = "until=teacher"
+    done = CliRunner().invoke(app, ["run", pipeline, *settings])
+    made = list((tmp_path / "runs").glob("*/artifacts/data/train"))
+    if refused is not None:
+        assert refused in str(done.exception)
+        assert done.exception.exit_code == 2
+        assert not (tmp_path / "runs").exists()
+    else:
+        assert done.exit_code == 0
+        document = DocumentStore.open(made[0]).document(0)
+        assert document.trained_count > 1  # the call, and the end of the turn

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from joulelab.data import labeled_text, sources
 from joulelab.data.splits import SPLITS, SplitName, split_of, text_id
@@ -28,18 +29,54 @@ from joulelab.data.text import (
 )
 from joulelab.errors import ConfigError
 
-ASSISTANT = "assistant"
+ASSISTANT, TOOL = "assistant", "tool"
 
 
 class Message(TypedDict):
     role: str
     """system, user, assistant or tool."""
     content: str
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    """Of an assistant, as `{"type": "function", "function": {"name": ..., "arguments": {...}}}`."""
+    reasoning_content: NotRequired[str]
+    """Of an assistant: its reasoning, where the dataset keeps it apart from the answer."""
+    name: NotRequired[str]
+    tool_call_id: NotRequired[str]
 
 
 Conversation = list[Message]
+
+
+class ToolConversation(list[Message]):
+    """A conversation with the tools that the assistant may call, as JSON schemas. A slice of it has the same tools."""
+
+    def __init__(self, messages: Iterable[Message], tools: list[dict[str, Any]]) -> None:
+        super().__init__(messages)
+        self.tools = tools
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        return ToolConversation(found, self.tools) if isinstance(place, slice) else found
+
+
 Row = Conversation | str
 """A conversation, trained on the assistant's turns, or a plain text, trained on all of it."""
+
+
+def tools_of(conversation: Conversation) -> list[dict[str, Any]] | None:
+    return conversation.tools if isinstance(conversation, ToolConversation) else None
+
+
+def uses_tools(row: Row) -> bool:
+    """Whether a row has tools, or calls of tools and their results."""
+    if isinstance(row, str):
+        return False
+    return bool(tools_of(row)) or any("tool_calls" in turn or turn["role"] == TOOL for turn in row)
+
+
+def has_parts(row: Conversation) -> bool:
+    """Whether a conversation has more than text, which a chat template may drop."""
+    return uses_tools(row) or any("reasoning_content" in turn for turn in row)
 
 
 def prompt_of(conversation: Conversation) -> Conversation:
@@ -64,7 +101,9 @@ def only_split(rows: Iterable[Row], split: SplitName) -> Iterator[Row]:
 
 # Records of published datasets are recognized by their columns: `messages` (Tulu-3 and most others; also
 # `conversations` with `from` and `value`), `prompt` and `generation` (Codeforces-CoTs), `problem` and several
-# `generations` with a verdict on each (OpenR1-Math), `prompt` and `response`, and `text`.
+# `generations` with a verdict on each (OpenR1-Math), `prompt` and `response` or `completion`, and `text`. These are
+# also TRL's language-modeling and prompt-completion types, with `tools`, `tool_calls` and `reasoning_content`; rows of
+# its preference and prompt-only types have no single answer to train on and are refused.
 
 
 _MESSAGES = ("messages", "conversations", "conversation")
@@ -72,6 +111,7 @@ _PROMPTS = ("prompt", "instruction", "question", "problem")
 _ANSWERS = ("response", "generation", "completion", "output", "answer")
 _VERDICTS = ("correctness_math_verify", "correctness_llama")
 _ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT}
+_CALL_ROLES = ("function_call", "tool_call", "function")  # a call or a result as a turn: which of both, datasets differ
 _TRUNCATED = "length"
 
 Record = Mapping[str, Any]
@@ -87,10 +127,11 @@ def row_of(record: Record, dropped: Counter[str], only_correct: bool = True) -> 
         return None
     messages = next((record[name] for name in _MESSAGES if record.get(name) is not None), None)
     if messages is not None:
-        return _with_answer(_conversation(messages), dropped)
+        return _with_answer(_with_tools(_conversation(messages), record), dropped)
     prompt, answer = _first(record, _PROMPTS), _first(record, _ANSWERS)
     if prompt is not None and answer is not None:
-        return _with_answer(_prompt_and_answer(prompt, answer), dropped)
+        return _with_answer(_with_tools(_prompt_and_answer(prompt, answer), record), dropped)
+    _refuse_other_types(record, prompt)
     text = _first(record, TEXT_COLUMNS)
     if text is None and _has(record, (*_MESSAGES, *TEXT_COLUMNS)):
         dropped["empty"] += 1
@@ -107,6 +148,60 @@ def row_of(record: Record, dropped: Counter[str], only_correct: bool = True) -> 
         dropped["empty"] += 1
         return None
     return _words(text, "text")
+
+
+def _refuse_other_types(record: Record, prompt: Any) -> None:
+    """TRL's types whose rows have no single answer to train on."""
+    if record.get("chosen") is not None and record.get("rejected") is not None:
+        raise ConfigError(
+            f"it is a preference pair ({', '.join(record)}); expected one answer",
+            "to train on the better answer, rename `chosen` to `completion` (with `prompt`) or to `messages` (without)",
+        )
+    if prompt is not None and not _has(record, (*_ANSWERS, *TEXT_COLUMNS)):
+        raise ConfigError(
+            f"it is a prompt without an answer ({', '.join(record)}); training and the held-out loss need answers",
+            "add a column `completion`; the pipeline synthetic trains on the teacher's answers instead",
+        )
+
+
+def _with_tools(conversation: Conversation, record: Record) -> Conversation:
+    """With the tools of the record: a list of JSON schemas, or its JSON text."""
+    found = record.get("tools")
+    tools = _without_none(_parsed(found, "tools"))
+    if not tools:
+        return conversation
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ConfigError(f"its tools are {_kind(tools)}; expected a list of JSON schemas", "see TRL's tool calling")
+    return ToolConversation(conversation, tools)
+
+
+def _parsed(value: Any, what: str) -> Any:
+    """JSON text as what it stands for: columns of a table often hold tools and arguments as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except ValueError as error:
+        raise ConfigError(f"its {what} are not JSON: {error}", "expected a JSON text or an object") from error
+
+
+def _without_none(value: Any) -> Any:
+    """Without the keys that are null: Arrow gives every object of a column the keys of all others."""
+    if isinstance(value, Mapping):
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, list) else value
+
+
+def _tool_call(found: Any) -> dict[str, Any]:
+    """A call with its arguments as an object, which chat templates expect; the OpenAI protocol has them as text."""
+    call = _without_none(found)
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        expected = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
+        raise ConfigError(f"a tool call is {found!r:.80}", f"expected {expected}")
+    arguments = _parsed(function.get("arguments"), "arguments of a tool call")
+    known = {key: value for key, value in call.items() if key not in ("function", "name", "arguments")}
+    return {"type": "function", **known, "function": {**function, "arguments": arguments or {}}}
 
 
 def _several_answers(record: Record, dropped: Counter[str], only_correct: bool) -> Row | None:
@@ -176,11 +271,29 @@ def _message(found: Any) -> Message:
     content = found.get("content", found.get("value"))
     if not isinstance(content, str | None):
         raise ConfigError(f"a message's content is {_kind(content)}; expected text", "convert it to text")
-    return Message(role=_ROLES.get(role, role), content=content or "")
+    if role in _CALL_ROLES:
+        raise ConfigError(
+            f"a message has the role '{role}', which would be a turn of neither user nor assistant",
+            "write calls as `tool_calls` of an assistant message, and results as messages with the role `tool`",
+        )
+    message = Message(role=_ROLES.get(role, role), content=content or "")
+    if found.get("tool_calls"):
+        calls = _parsed(found["tool_calls"], "tool calls")
+        message["tool_calls"] = [_tool_call(call) for call in calls]
+    if found.get("function_call"):
+        raise ConfigError("a message has function_call, which is deprecated", "write it as tool_calls")
+    for key in ("reasoning_content", "name", "tool_call_id"):
+        if found.get(key):
+            message[key] = _words(found[key], key)
+    return message
+
+
+def _is_answer(turn: Message) -> bool:
+    return turn["role"] == ASSISTANT and bool(turn["content"].strip() or turn.get("tool_calls"))
 
 
 def _with_answer(conversation: Conversation, dropped: Counter[str]) -> Conversation | None:
-    if not any(turn["role"] == ASSISTANT and turn["content"].strip() for turn in conversation):
+    if not any(_is_answer(turn) for turn in conversation):
         dropped["no assistant answer"] += 1
         return None
     return conversation
@@ -485,11 +598,15 @@ def _clean_answers(conversation: Conversation, strip_reasoning: bool, only_code:
     """None if an answer is empty: an empty turn must not be trained on."""
     kept: Conversation = []
     for message in conversation:
-        words = message["content"]
+        cleaned_message = message.copy()
         if message["role"] == ASSISTANT:
-            words = strip_think_blocks(words) if strip_reasoning else words
+            words = strip_think_blocks(message["content"]) if strip_reasoning else message["content"]
             words = code_only(words) if only_code else words
-            if not words.strip():
+            if strip_reasoning:
+                cleaned_message.pop("reasoning_content", None)
+            if not words.strip() and not message.get("tool_calls"):
                 return None
-        kept.append(Message(role=message["role"], content=words))
-    return kept
+            cleaned_message["content"] = words
+        kept.append(cleaned_message)
+    tools = tools_of(conversation)
+    return kept if tools is None else ToolConversation(kept, tools)

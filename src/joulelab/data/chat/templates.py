@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from joulelab.data.chat.conversations import ASSISTANT, Conversation
+from joulelab.data.chat.conversations import ASSISTANT, Conversation, tools_of
 from joulelab.errors import ConfigError
 
 
@@ -93,6 +93,7 @@ def template_of(tokenizer: Any, given: str | None = None, last_answer_only: bool
 def render(tokenizer: Any, conversation: Conversation, template: ChatTemplate) -> RenderedChat:
     answers = [place for place, message in enumerate(conversation) if message["role"] == ASSISTANT]
     text = render_text(tokenizer, conversation, template)
+    _refuse_lost_parts(text, conversation)
     if template.has_markers:
         spans = _marked_spans(tokenizer, conversation, template)
         _refuse_missing_markers(spans, answers)
@@ -101,6 +102,27 @@ def render(tokenizer: Any, conversation: Conversation, template: ChatTemplate) -
         answers = answers[-1:] if template.last_answer_only else answers
         spans = [_added_by(tokenizer, conversation, place, text, template) for place in answers]
     return RenderedChat(text, [_without_blank_end(text, span) for span in spans])
+
+
+def _refuse_lost_parts(text: str, conversation: Conversation) -> None:
+    """Templates ignore what they do not know. Without its tool call an assistant turn is an empty answer, and a student
+    trained on it learns to stop instead of calling."""
+    calls = [call["function"]["name"] for message in conversation for call in message.get("tool_calls", ())]
+    offered = [str(tool.get("function", tool).get("name", "")) for tool in tools_of(conversation) or ()]
+    answers = [message for message in conversation if message["role"] == ASSISTANT]
+    # Of the last answer only: many templates drop the reasoning of earlier turns, as their models expect it.
+    thoughts = [message["reasoning_content"] for message in answers[-1:] if "reasoning_content" in message]
+    for what, parts, otherwise in (
+        ("tool calls", calls, ""),
+        ("tools", offered, ", or remove the column `tools`"),
+        ("reasoning_content", thoughts, ", or drop the reasoning: data.strip_think_blocks=true"),
+    ):
+        lost = next((part for part in parts if part.strip() not in text), None)
+        if lost is not None:
+            raise ConfigError(
+                f"the chat template does not render {what} ({lost[:40]!r} is not in its text)",
+                f"use a template that does: data.template=FILE{otherwise}",
+            )
 
 
 def render_text(
@@ -174,7 +196,7 @@ def _rendered(
     words = {"date_string": _FIXED_DATE, **tokenizer.special_tokens_map, **options}
     try:
         found: tuple[list[str], list[list[Span]]] = render_jinja(
-            conversations=[conversation], chat_template=text, **words
+            conversations=[list(conversation)], chat_template=text, tools=tools_of(conversation), **words
         )
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in conversation)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
-from joulelab.data.chat.conversations import Row, own_splits, row_id
+from joulelab.data import sources
+from joulelab.data.chat.conversations import Row, has_parts, own_splits, row_id, uses_tools
 from joulelab.data.chat.datasets import ChatDataSettings, settings_rows, write_rows
 from joulelab.data.chat.encoding import encoding_identity
-from joulelab.data.chat.templates import template_of
-from joulelab.distill.causal.config import CausalData
+from joulelab.data.chat.templates import read_template, render, template_of
+from joulelab.distill.causal.config import CausalData, CausalSpec
 from joulelab.distill.causal.models import TEST, TRAIN, VALIDATION, CausalContext, Split
 from joulelab.distill.runner import PREPROCESS
+from joulelab.errors import ConfigError
+from joulelab.infer.generation.completions import TEXT_PROMPTS
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
 from joulelab.runs.paths import read_json, write_json
+from joulelab.zoo.pretrained import load_tokenizer
 
 _SPLITS = "splits.json"
 
@@ -43,6 +48,26 @@ def prepare_data(context: CausalContext) -> Artifact:
     if data.is_own:
         _report_splits(context, made, own)
     return made
+
+
+_CHECKED_ROWS, _CHECKED_CHATS = 10_000, 20
+
+
+def check_chat_parts(spec: CausalSpec) -> None:
+    """Refuse tools, tool calls and reasoning that the chat template would drop, or that generation cannot take, by the
+    first local rows that have them; other rows are checked when they are encoded."""
+    if sources.parse(spec.data.files.get(TRAIN, spec.data.source)).kind not in ("file", "folder"):
+        return
+    first = islice(data_rows(spec.data, TRAIN, limit=None), _CHECKED_ROWS)
+    found = islice((row for row in first if not isinstance(row, str) and has_parts(row)), _CHECKED_CHATS)
+    tokenizer = None
+    for row in found:
+        generates = spec.teacher_generates or spec.teacher_phase == "preferences"
+        if generates and uses_tools(row):
+            raise ConfigError(f"a conversation of {spec.data.source} has tools or tool calls", TEXT_PROMPTS)
+        tokenizer = tokenizer or load_tokenizer(spec.tokenizer)
+        given = read_template(Path(spec.data.template)) if spec.data.template else None
+        render(tokenizer, row, template_of(tokenizer, given, spec.data.last_answer_only))
 
 
 def _own_splits(data: CausalData) -> set[str]:
@@ -99,14 +124,19 @@ def _write_stores(context: CausalContext, folder: Path, stage: Stage) -> None:
 
 def split_rows(context: CausalContext, split: Split, dropped: Counter[str] | None = None) -> Iterator[Row]:
     """The cleaned conversations or texts of a split."""
-    data = context.spec.data
+    return data_rows(context.spec.data, split, context.spec.data.limit(split), dropped)
+
+
+def data_rows(
+    data: CausalData, split: Split, limit: int | float | None, dropped: Counter[str] | None = None
+) -> Iterator[Row]:
     return settings_rows(
         ChatDataSettings(
             source=data.source,
             subset=data.subset,
             split=split,
             form=data.form,
-            limit=data.limit(split),
+            limit=limit,
             strip_think_blocks=data.strip_think_blocks,
             code_only=data.code_only,
             only_correct=data.only_correct,

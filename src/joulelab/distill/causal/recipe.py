@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torch import nn
 
 from joulelab.distill.causal.config import CausalSpec
-from joulelab.distill.causal.data import prepare_data
+from joulelab.distill.causal.data import check_chat_parts, prepare_data
 from joulelab.distill.causal.generated_data import judge_answers, make_pairs, score_reference, synthetic_documents
 from joulelab.distill.causal.models import TRAIN, CausalContext, check_models, check_tokenizers, load_student
 from joulelab.distill.causal.objective import (
@@ -76,6 +76,7 @@ def model_checks(spec: CausalSpec) -> Iterator[Callable[[], object]]:
     """What the models' configurations, tokenizers and test questions tell, before a run starts."""
     yield lambda: check_models(spec)
     yield lambda: check_tokenizers(spec)
+    yield lambda: check_chat_parts(spec)
     if spec.until in ("teacher", "train"):
         yield lambda: check_questions(spec)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from joulelab.data.chat.conversations import ASSISTANT, Row, prompt_of
+from joulelab.data.chat.conversations import ASSISTANT, Row, prompt_of, uses_tools
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.data import split_rows
 from joulelab.distill.causal.models import TRAIN, CausalContext, lm_head_weight
@@ -31,6 +31,7 @@ from joulelab.distill.preferences.pairs import Candidates
 from joulelab.distill.runner import RemainingWork, ShardedWork, StageSpec
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import (
+    TEXT_PROMPTS,
     GenerationProgress,
     Generator,
     Prompt,
@@ -171,6 +172,8 @@ def _prompt_of(context: CausalContext, row: Row) -> tuple[Prompt | None, str | N
         prompt: Prompt = context.tokenizer.decode(ids, skip_special_tokens=True)
         expected = None
     else:
+        if uses_tools(row):
+            raise ConfigError(f"a conversation of {context.spec.data.source} has tools or tool calls", TEXT_PROMPTS)
         prompt = prompt_of(row)
         expected = row[-1]["content"] if row[-1]["role"] == ASSISTANT else None
         if not prompt or prompt[-1]["role"] == ASSISTANT:

@@ -21,6 +21,7 @@ from joulelab.meter.trace import LineFile, read_lines
 from joulelab.runs.phases import ALL, Shard
 
 FinishReason = Literal["stop", "length"]
+TEXT_PROMPTS = "generation takes messages with text only; use the pipelines sft or kd for conversations with tools"
 Prompt = str | Sequence[Message]
 """Plain text to continue, or chat messages (role, content), which are formatted with the model's chat template."""
 
@@ -96,6 +97,8 @@ def _message(one: Any) -> Message:
     role, content = fields.get("role"), fields.get("content")
     if not isinstance(role, str) or not isinstance(content, str):
         raise ConfigError(f"not a message: {one!r:.120}", "a message needs `role` and `content`, both text")
+    if fields.get("tool_calls"):
+        raise ConfigError(f"a message of a prompt has tool calls: {one!r:.120}", TEXT_PROMPTS)
     return {"role": role, "content": content}
 
 
