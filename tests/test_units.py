@@ -1,6 +1,6 @@
 import pytest
 
-from joulelab.units import duration_text, energy_text, percent_text, power_text, with_prefix
+from joulelab.units import duration_text, energy_text, percent_text, power_text, range_text, with_prefix
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,18 @@ def test_durations_and_shares():
     assert duration_text(61) == "1 min 01 s"
     assert duration_text(7260) == "2 h 01 min"
     assert percent_text(0.123) == "12.3 %"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (0.0000007, 0.0000159, "0.700 to 15.9 µg"),
+        (980.0, 1900.0, "0.980 to 1.90 kg"),
+        (0.0, 0.0000159, "0 to 15.9 µg"),
+        (1.0, 1900.0, "1.00 g to 1.90 kg"),
+        (1.2, 1.2, "1.20 g"),
+        (1e-9, 2e-9, "1e-09 g to 2e-09 g"),
+    ],
+)
+def test_both_ends_of_a_range_have_one_unit_unless_they_are_far_apart(low, high, text):
+    assert range_text(low, high, "g") == text

@@ -29,14 +29,18 @@ def with_prefix(value: float, unit: str, more: int = 0) -> str:
 
 
 def range_text(low: float, high: float, unit: str, lower_bound: bool = False) -> str:
-    """`1.20 to 1.90 kgCO2e`, `980 gCO2e to 1.90 kgCO2e`; `≥ 1.20 kgCO2e` of energy that is a lower bound."""
+    """`0.980 to 1.90 kgCO2e`; `1.00 gCO2e to 1.90 kgCO2e` if one end is below 1 % of the other; of energy that is a
+    lower bound `≥ 1.20 kgCO2e`."""
     ends = with_prefix(low, unit), with_prefix(high, unit)
     if lower_bound:
         return f"≥ {ends[0]}"
     if ends[0] == ends[1]:
         return ends[0]
-    (first, first_unit), (_, last_unit) = (end.split(" ") for end in ends)
-    return f"{first if first_unit == last_unit else ends[0]} to {ends[1]}"
+    prefixed = ends[1].split(" ")[1]
+    factor = next((factor for factor, prefix in _SI_STEPS if prefix + unit == prefixed and high >= factor), None)
+    if factor is None or 0 < low < 0.01 * high:
+        return " to ".join(ends)
+    return f"{three_digits(low / factor)} to {ends[1]}"
 
 
 def plain_range_text(low: float, high: float, unit: str = "", lower_bound: bool = False) -> str:

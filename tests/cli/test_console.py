@@ -1,6 +1,12 @@
 """Progress lines of a run."""
 
-from joulelab.cli.console import PlainProgress
+import sys
+
+import pytest
+
+from joulelab.cli.console import PlainProgress, wrapped
+from joulelab.cli.main import exit_with
+from joulelab.errors import UsageError
 
 
 def test_a_stage_with_an_early_message_prints_its_duration_at_its_end(capsys):
@@ -11,3 +17,25 @@ def test_a_stage_with_an_early_message_prints_its_duration_at_its_end(capsys):
         watching.finish()
     name, *duration = capsys.readouterr().err.split()
     assert name == "model.train.phases" and duration[-1] == "ms"
+
+
+def test_lines_on_stderr_are_wrapped_between_words_on_a_terminal_only(monkeypatch, capsys):
+    """A log keeps one line, which grep finds whole; a terminal broke words at its edge."""
+    monkeypatch.setenv("COLUMNS", "30")
+    text = "joulelab: warning: CPU contention: other processes used 1.5 of 2 cores"
+    assert wrapped(text, indent=10) == text
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert wrapped(text, indent=10).splitlines() == [
+        "joulelab: warning: CPU",
+        "          contention: other",
+        "          processes used 1.5",
+        "          of 2 cores",
+    ]
+    with pytest.raises(SystemExit):
+        exit_with(UsageError("2 problems were found:\n  - the first of them is long enough", "fix both"))
+    assert capsys.readouterr().err.splitlines() == [
+        "error: 2 problems were found:",
+        "  - the first of them is long",
+        "    enough",
+        "hint: fix both",
+    ]

@@ -146,7 +146,7 @@ def test_the_commands_are_printed_whole_and_work_as_typed(tmp_path, monkeypatch)
     monkeypatch.setenv("COLUMNS", "60")
     done = CliRunner().invoke(app, ["doctor", "--runs-dir", str(tmp_path)])
     lines = done.stdout.partition("\nCommands\n")[2].splitlines()
-    assert lines and lines[0].startswith("  joulelab measure -- ")
+    assert lines and lines[0].startswith("  # ") and lines[1].startswith("  joulelab measure -- ")
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "joulelab").write_text(f'#!/bin/sh\nexec {sys.executable} -m joulelab "$@"\n')

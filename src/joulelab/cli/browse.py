@@ -64,6 +64,7 @@ def runs(
 def list_runs(store: Path, last: int | None) -> None:
     from joulelab.cli.console import SCREEN_LINES, print_answer
     from joulelab.report.tables.comparison_tables import groups_grid, runs_grid
+    from joulelab.report.tables.grid import without_empty_columns
     from joulelab.runs.groups import load_group
     from joulelab.runs.index import LISTING, listed_run
     from joulelab.runs.store import group_folders
@@ -94,7 +95,7 @@ def list_runs(store: Path, last: int | None) -> None:
     hidden = len(chosen) - len(shown)
     print_answer(
         result,
-        [runs_grid(records, brief=True)],
+        [without_empty_columns(runs_grid(records, brief=True))],
         brief=[run.run_id for run in shown],
         more=", ".join(filter(None, [plural(hidden, "older run") if hidden else "", "groups" if groups else ""])),
         newest_last=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -40,6 +41,15 @@ def _console() -> Console:
     columns = os.environ.get("COLUMNS", "")
     piped = int(columns) if columns.isdigit() and int(columns) >= 40 else PIPE_WIDTH
     return Console(width=None if sys.stdout.isatty() else piped, highlight=False, markup=False)
+
+
+def wrapped(text: str, indent: int) -> str:
+    """A line of stderr; on a terminal it is wrapped between words, in a log it stays one line that grep finds whole."""
+    if not sys.stderr.isatty():
+        return text
+    width = Console(stderr=True).width
+    lines = textwrap.wrap(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def print_result(*renderables: RenderableType) -> None:

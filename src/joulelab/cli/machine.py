@@ -77,10 +77,10 @@ def doctor_line(diagnosis: Diagnosis) -> str:
 
 
 def print_commands(diagnosis: Diagnosis) -> None:
-    """Not in a table and never wrapped, so that they can be copied; the shell ignores what follows `#`."""
+    """Not in a table and never wrapped, so that they can be copied; the shell ignores a line after `#`."""
     print("\nCommands")
     for one in diagnosis.commands:
-        print(f"  {one.command}  # {one.purpose}")
+        print(f"  # {one.purpose}\n  {one.command}")
 
 
 def warnings_grid(diagnosis: Diagnosis) -> Grid:

@@ -170,7 +170,8 @@ def usage_error(error: Any) -> UsageError:
     from joulelab.lookup import nearest
 
     command = error.ctx.command_path if error.ctx else "joulelab"
-    hint = f"`{command} --help` lists its options"
+    listed = "commands" if "No such command" in error.message else "options"
+    hint = f"`{command} --help` lists its {listed}"
     option, parameter = getattr(error, "option_name", ""), getattr(error, "param", None)
     if "No such option" in error.message:
         known = [name for known in error.ctx.command.params for name in known.opts] if error.ctx else []
@@ -190,7 +191,8 @@ def usage_error(error: Any) -> UsageError:
 
 
 def exit_with(error: JoulelabError) -> NoReturn:
-    print(f"error: {error.message}", file=sys.stderr)
-    if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+    from joulelab.cli.console import wrapped
+
+    for line in [*f"error: {error.message}".splitlines(), *([f"hint: {error.hint}"] if error.hint else [])]:
+        print(wrapped(line, indent=4 if line.startswith(" ") else 2), file=sys.stderr)
     sys.exit(error.exit_code)

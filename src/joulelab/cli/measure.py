@@ -131,6 +131,7 @@ def measure(
 
       joulelab measure --repeat 5 --warmup 1 --json-to cost.json -- ./simulate input.dat
     """
+    from joulelab.cli.console import wrapped
     from joulelab.runs.attempt import close_run
     from joulelab.runs.environment import demand_sensors
     from joulelab.runs.measure.program import CannotStart, find_program
@@ -159,7 +160,8 @@ def measure(
     if json_to is not None:
         _write(json_to, result.model_dump_json(indent=2))
     record = load_record(Path(result.folder))
-    _print(result.model_dump_json() if as_json else "\n".join(result_lines(result, record)))
+    lines = [result.model_dump_json()] if as_json else [wrapped(line, 10) for line in result_lines(result, record)]
+    _print("\n".join(lines))
     if result.exit_code == 0:
         enforce(record)
     raise typer.Exit(result.exit_code)

@@ -430,7 +430,7 @@ def execute_members(folder: Path, run_one: Callable[[RunPaths, Progress], RunRec
             record, members = run_one(run, progress), load_group(folder).members
             number = next(number for number, member in enumerate(members, 1) if member.run_id == record.run_id)
             title = f"[{number}/{len(members)}] {record.label}, seed {members[number - 1].seed}"
-            progress.line(run_result(record, title))
+            progress.line(run_result(record, title, member=True))
             return record
 
         return execute_group(GroupPaths(folder), progress, run_member)

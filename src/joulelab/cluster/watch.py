@@ -21,7 +21,7 @@ from joulelab.meter.figures import relative_text
 from joulelab.meter.monitor.tally import LiveTraces
 from joulelab.meter.sensors.cpu import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
 from joulelab.meter.trace import read_lines
-from joulelab.report.tables.grid import Grid, make_grid
+from joulelab.report.tables.grid import Grid, make_grid, without_empty_columns
 from joulelab.report.wording import NOTHING, rate
 from joulelab.runs.groups import load_group
 from joulelab.runs.lock import is_held
@@ -313,7 +313,8 @@ def _runs_grid(watched: WatchedJobs) -> Grid:
     scale = f"±{relative_text(KNOWN_MODEL_GAIN_ERROR_REL)} to ±{relative_text(FAMILY_GAIN_ERROR_REL)}"
     note = f"Estimated from CPU time ({scale}); not measured by a sensor." if estimated else ""
     reasons = [f"{run.run_id}: {run.why}" for run in watched.runs if run.why]
-    return make_grid(watched.name, titles, [_cells(run) for run in watched.runs], "\n".join([*reasons, note]).strip())
+    grid = make_grid(watched.name, titles, [_cells(run) for run in watched.runs], "\n".join([*reasons, note]).strip())
+    return without_empty_columns(grid)
 
 
 def _energy_cell(run: LiveRun) -> str:

@@ -24,6 +24,7 @@ from joulelab.runs.measure.result import answer_block
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import RunRecord
 from joulelab.runs.store import load_record, store_root
+from joulelab.units import plural
 
 Row = dict[str, Any]
 
@@ -114,7 +115,7 @@ class LoadedRuns(Sequence[LoadedRun]):
         return iter(self._runs)
 
     def __repr__(self) -> str:
-        return f"{len(self)} runs: {', '.join(run.run_id for run in self._runs)}"
+        return f"{plural(len(self), 'run')}: {', '.join(run.run_id for run in self._runs)}"
 
 
 def _row(columns: Mapping[str, Column], of: Any) -> Row:

@@ -409,9 +409,9 @@ def _energy_notes(attempt: AttemptData, policy: str) -> dict[str, Note]:
     if policy == "codecarbon":
         notes["codecarbon"] = Note(level="warning", text=_codecarbon_text(energy.codecarbon))
     if policy == "machine":
-        notes["machine"] = Note(level="warning", text=_machine_text(attempt.trace))
+        notes |= _machine_notes(attempt.trace)
     if energy.under_policy(policy).energy_j is None and energy.cpu_estimate.energy_j is not None:
-        notes["estimate"] = Note(level="warning", text=_estimate_text(attempt.trace))
+        notes |= _estimate_notes(attempt.trace)
     return notes
 
 
@@ -441,10 +441,14 @@ def _contention_notes(attempt: AttemptData) -> dict[str, Note]:
     if worst is None:
         return {}
     text = (
-        f"CPU contention: {worst.text} during {', '.join(contended)}. Timings and CPU estimates are unreliable; "
-        "rerun on an idle machine."
+        f"CPU contention: {worst.text} during {_stages_text(list(contended))}. Timings and CPU estimates are "
+        "unreliable; rerun on an idle machine."
     )
     return {f"cores {attempt.host} {attempt.number}": Note(level="warning", text=text)}
+
+
+def _stages_text(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} more stages"
 
 
 def _idle_change(idle: Sequence[IdleBaseline]) -> str | None:
@@ -473,26 +477,35 @@ def _codecarbon_text(figure: EnergyFigure) -> str:
     )
 
 
-def _estimate_text(trace: Trace) -> str:
+def _estimate_notes(trace: Trace) -> dict[str, Note]:
+    """A warning of a line or two; where its constants come from is a note, which `-v` and the page print."""
     device = next(series for series in trace.devices if series.component == "cpu_estimate")
-    watts, source = device.facts["w_per_thread"], device.facts["source"]
-    return (
-        f"energy is ESTIMATED, not measured: CPU time x {watts:.1f} W per hardware thread ({device.name}: {source}), "
-        f"±{100 * device.gain_error_rel:.0f} %; this scale error cancels in ratios on the same machine"
+    rated = f"{device.facts['w_per_thread']:.1f} W per hardware thread"
+    warning = (
+        f"energy is ESTIMATED, not measured: CPU time x {rated}, ±{100 * device.gain_error_rel:.0f} %; "
+        "this error cancels in ratios on the same machine"
     )
+    source = f"{rated}: {device.name}, {device.facts['source']}"
+    return {"estimate": Note(level="warning", text=warning), "estimate source": Note(level="info", text=source)}
 
 
-def _machine_text(trace: Trace) -> str:
+def _machine_notes(trace: Trace) -> dict[str, Note]:
     model = next((series for series in trace.devices if "base_w" in series.facts), None)
     if model is None:
-        return "policy `machine` has no figure: this run did not record the CPU time of all processes"
+        text = "policy `machine` has no figure: this run did not record the CPU time of all processes"
+        return {"machine": Note(level="warning", text=text)}
     facts = model.facts
-    return (
-        f"energy is ESTIMATED for the whole machine, all processes included: sensors where they work, else CPU time x "
-        f"{facts['w_per_thread']:.1f} W per hardware thread (±{100 * model.gain_error_rel:.0f} %); "
-        f"{facts['base_w']:.1f} W ±{100 * facts['base_error_rel']:.0f} % ({facts['base_source']}); "
-        f"{facts['memory_w']:.1f} W ±{100 * facts['memory_error_rel']:.0f} % ({facts['memory_source']})"
+    warning = (
+        "energy is ESTIMATED for the whole machine, all processes included: sensors where they work, else CPU time x "
+        f"{facts['w_per_thread']:.1f} W per hardware thread; {facts['base_w']:.1f} W idle; "
+        f"{facts['memory_w']:.1f} W memory"
     )
+    source = (
+        f"constants of the machine's estimate: CPU time ±{100 * model.gain_error_rel:.0f} %; idle power "
+        f"±{100 * facts['base_error_rel']:.0f} % ({facts['base_source']}); memory "
+        f"±{100 * facts['memory_error_rel']:.0f} % ({facts['memory_source']})"
+    )
+    return {"machine": Note(level="warning", text=warning), "machine source": Note(level="info", text=source)}
 
 
 def _all(count: int, nouns: str) -> str:

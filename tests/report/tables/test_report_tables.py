@@ -10,7 +10,8 @@ import pytest
 from joulelab.report.compare.method_rows import compare
 from joulelab.report.energy_sums import brief_missing_text
 from joulelab.report.tables.comparison_tables import comparison_markdown, comparison_view, run_view, runs_grid
-from joulelab.report.tables.grid import make_grid, render_text, to_markdown, to_rich
+from joulelab.report.tables.grid import make_grid, render_text, to_markdown, to_rich, without_empty_columns
+from joulelab.report.tables.run_tables import run_result, summary_grids
 from joulelab.report.wording import ratio
 from joulelab.runs.record import ErrorRecord, Note
 from joulelab.stats import Interval
@@ -93,3 +94,36 @@ def test_square_brackets_in_a_label_are_text_and_not_markup() -> None:
 def test_markdown_keeps_pipes_and_tags_inside_their_cell() -> None:
     text = to_markdown(make_grid("t", "Label", [["a|b <script>"]]))
     assert "| a\\|b &lt;script> |" in text
+
+
+def test_a_table_in_a_narrow_terminal_folds_between_words() -> None:
+    """At 80 columns the comparison printed `inconclus` and `ive` on two lines."""
+    row = ("response + feature KD", "216 J ±70 %", "3.09x [2.33, 4.10]", "inconclusive (CPU contention)", "74.1 %", "C")
+    grid = make_grid("", "Method|Energy>|x baseline>|Difference|Accuracy (%) [95 %]>|Grade!", [row])
+    for width in (60, 80, 100):
+        lines = render_text(to_rich(grid), width).splitlines()
+        words = {word for line in lines for word in line.split()}
+        assert {"Difference", "inconclusive", "contention)", "baseline", "response"} <= words
+        assert max(map(len, lines)) <= width
+
+
+def test_columns_without_content_are_left_out_of_a_screen(made) -> None:
+    grid = make_grid("", "Run|Loss>|Energy>", [("a", "-", "1 J"), ("b", "", "2 J")])
+    assert [column.title for column in without_empty_columns(grid).columns] == ["Run", "Energy"]
+    record = made.demo_records()[1]
+    stages = summary_grids(record)[-1]
+    assert stages.caption == "Stages (energy: estimated)"
+    assert "Method" not in [column.title for column in stages.columns]
+
+
+def test_the_list_of_runs_names_a_method_that_all_share_once(made) -> None:
+    text = render_text(to_rich(runs_grid(made.demo_records()[:4], brief=True)), 90)
+    assert text.count("estimated") == 1 and "133 J ±70 %, C" in text
+
+
+def test_a_line_of_a_group_has_energy_time_quality_and_grade_only(made) -> None:
+    record = made.demo_records()[1]
+    line = run_result(record, "[1/4] labels only, seed 0", member=True)
+    assert "kWh" in run_result(record) and "kWh" not in line and "mean" not in line
+    assert line.startswith("[1/4] labels only, seed 0: 133 J ±70 %, estimated; 29.0 s; accuracy 79.0 %")
+    assert line.endswith("grade C")

@@ -223,7 +223,7 @@ def test_the_last_line_answers_energy_kwh_power_duration_co2e_and_cost_and_show_
     assert answer in " ".join(out.split())
     _, out, _ = joulelab("runs", "--runs-dir", store)
     assert " ".join(answer.split()[:2]) in " ".join(out.split())
-    assert "far below tools that add constants for memory" in done.stderr
+    assert "tools that add constants for memory or count the whole machine print far more" in done.stderr
     summary = json.loads((only_folder(store) / "experiment_summary.json").read_text())
     assert summary["program_energy_j"] == record(store)["stages"][0]["best"]["energy_j"]
     assert summary["total_cost_high"] > summary["total_cost_low"] >= 0
@@ -239,7 +239,7 @@ def test_with_repeats_the_answer_is_their_mean_everywhere(store, joulelab):
         " ".join(joulelab(*w, "--runs-dir", store)[1].split())
         for w in (["show", "last"], ["show", "last", "-v"], ["runs"])
     )
-    assert all(energy in shown for shown in (show, verbose, runs))
+    assert energy in show and energy in verbose and energy.removesuffix(", estimated") in runs
     assert "mean of 3 repeats" in show and "C, mean of 3" in runs
     assert "with warm-ups and start-up" in verbose
 

@@ -450,10 +450,15 @@ def runs_grid(records: Iterable[RunRecord], brief: bool = False) -> Grid:
     """`brief`: for a screen; the status only of runs that are not done, and no note."""
     listed = list(records)
     if brief:
+        # a method that all runs share is in the title, which leaves more room for the rows
+        figures = [record.totals.best for record in listed if record.totals is not None]
+        methods = {method_text(figure) for figure in figures if figure.energy_j is not None}
+        shared = f",\n{methods.pop()}" if len(methods) == 1 else ""
         short = [
-            (record.run_id, *_total_cells(record), _quality_cell(record), _label_cell(record)) for record in listed
+            (record.run_id, *_total_cells(record, shared), _quality_cell(record), _label_cell(record))
+            for record in listed
         ]
-        return make_grid("", "Run!|Own energy!|Time>|Quality>|Label", short)
+        return make_grid("", f"Run!|Own energy{shared}!|Time>|Quality>|Label", short)
     rows = [
         (record.run_id, record.label, record.status, _quality_cell(record), *_total_cells(record)) for record in listed
     ]
@@ -484,11 +489,11 @@ def _quality_cell(record: RunRecord) -> str:
     return NOTHING if found is None else found.text(with_interval=False)
 
 
-def _total_cells(record: RunRecord) -> tuple[str, str]:
+def _total_cells(record: RunRecord, method_in_title: str = "") -> tuple[str, str]:
     if record.totals is None:
         return NOTHING, NOTHING
     figure: EnergyFigure = record.totals.best
-    energy = labeled_text(figure)
+    energy = amount_text(figure) if method_in_title else labeled_text(figure)
     if record.validity.grade and figure.energy_j is not None:
         energy += f", {record.validity.grade}"
     if repeats := getattr(record, "repeats", None):

@@ -15,8 +15,11 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from joulelab.report.wording import NOTHING
+
 Align = Literal["left", "right"]
 _LONGEST_KEPT_WORD = 14
+_GUTTER = 2  # characters between columns
 
 
 class Cell(str):
@@ -69,7 +72,17 @@ def make_grid(caption: str, titles: str, rows: Sequence[Sequence[str]], note: st
 
 def without_column(grid: Grid, title: str) -> Grid:
     """The grid without the columns whose title begins with `title`."""
-    kept = [place for place, column in enumerate(grid.columns) if not column.title.startswith(title)]
+    return _only(grid, [place for place, column in enumerate(grid.columns) if not column.title.startswith(title)])
+
+
+def without_empty_columns(grid: Grid) -> Grid:
+    """The grid without the columns in which every cell is empty or `-`; the first column stays."""
+    places = range(1, len(grid.columns))
+    filled = [place for place in places if any(row[place] not in ("", NOTHING) for row in grid.rows)]
+    return _only(grid, [0, *filled]) if grid.rows else grid
+
+
+def _only(grid: Grid, kept: Sequence[int]) -> Grid:
     rows = tuple(tuple(row[place] for place in kept) for row in grid.rows)
     return replace(grid, columns=tuple(grid.columns[place] for place in kept), rows=rows)
 
@@ -83,19 +96,33 @@ class GridView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.grid.caption:
             yield Text(self.grid.caption, style="bold")
-        yield self._table(self._kept_whole(options.max_width))
+        yield self._table(self._widths(options.max_width))
         if self.grid.note:
             yield Text(self.grid.note + "\n")
 
-    def _table(self, kept_whole: Sequence[int]) -> Table:
+    def _table(self, widths: Sequence[int | None]) -> Table:
         """Cells are `Text`, so that a label in square brackets is not markup; none is truncated."""
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-        for number, column in enumerate(self.grid.columns):
-            no_wrap = number in kept_whole
-            table.add_column(Text(column.title), justify=column.align, overflow="fold", no_wrap=no_wrap)
+        for column, width in zip(self.grid.columns, widths, strict=True):
+            table.add_column(Text(column.title), justify=column.align, overflow="fold", width=width)
         for row in self.grid.rows:
             table.add_row(*(Text(cell) for cell in row))
         return table
+
+    def _widths(self, width: int) -> list[int | None]:
+        """Width of each column: no word is broken as long as there is room. What is left over goes first to the columns
+        that need the least more, so that few columns fold. All None if words must be broken: rich decides where."""
+        kept, numbers = self._kept_whole(width), range(len(self.grid.columns))
+        wanted = [self._longest(number, whole=True) for number in numbers]
+        words = [min(self._longest(number, whole=False), _LONGEST_KEPT_WORD) for number in numbers]
+        widths = [wanted[number] if number in kept else words[number] for number in numbers]
+        room = width - sum(widths) - _GUTTER * len(widths)
+        if room < 0:
+            return [None for _ in widths]
+        for number in sorted(numbers, key=lambda number: wanted[number] - widths[number]):
+            more = min(wanted[number] - widths[number], room)
+            widths[number], room = widths[number] + more, room - more
+        return list(widths)
 
     def _kept_whole(self, width: int) -> list[int]:
         """Columns kept on one line at this width. If it is too small, the widest fold first, the first column last."""
@@ -105,10 +132,10 @@ class GridView:
         return kept
 
     def _width_needed(self, kept: Sequence[int]) -> int:
-        """With two characters between columns; a folding column needs its longest word, up to a limit."""
+        """A folding column needs its longest word, up to a limit."""
         numbers = range(len(self.grid.columns))
         foldable = [min(self._longest(n, whole=False), _LONGEST_KEPT_WORD) for n in numbers if n not in kept]
-        return sum(self._longest(n, whole=True) for n in kept) + sum(foldable) + 2 * len(numbers) + 2
+        return sum(self._longest(n, whole=True) for n in kept) + sum(foldable) + _GUTTER * len(numbers)
 
     def _longest(self, number: int, whole: bool) -> int:
         texts = [self.grid.columns[number].title, *(row[number] for row in self.grid.rows)]

@@ -20,7 +20,7 @@ from joulelab.meter.figures import (
 from joulelab.meter.grids import cost_text
 from joulelab.report.compare.quality import quality_of, share_interval
 from joulelab.report.energy_sums import ancestor_figure, brief_missing_text, run_energy
-from joulelab.report.tables.grid import Grid, make_grid
+from joulelab.report.tables.grid import Grid, make_grid, without_column, without_empty_columns
 from joulelab.report.tables.inference_rows import InferenceRow, item_answer, timed_rows
 from joulelab.report.tables.inference_tables import inference_grids
 from joulelab.report.tables.training_table import results_in_training_table, training_grids
@@ -110,11 +110,11 @@ def _rank_cells(attempt: Attempt, pace: RankPace, slow: bool) -> tuple[str, ...]
     )
 
 
-def run_result(record: RunRecord, title: str = "") -> str:
+def run_result(record: RunRecord, title: str = "", member: bool = False) -> str:
     """The answer in one line: energy with uncertainty and method, kWh, mean power, time, quality, CO2e, grade; of an
     inference run, energy per item and latency come first.
 
-    `title` replaces the label.
+    `title` replaces the label. `member`: one of the lines of a group, without what follows from energy and time.
     """
     program, quality = program_energy(record), quality_of(record)
     status = "" if record.status == "done" else f"{record.status}; "
@@ -122,9 +122,11 @@ def run_result(record: RunRecord, title: str = "") -> str:
         return f"{title or record.label}: {status}energy missing: nothing was recorded"
     missing = f"energy missing; {duration_text(record.best_duration_s)}"
     parts = [missing if record.best_energy.energy_j is None else answer_text(record) + _unused_gpu(record)]
+    if member and record.best_energy.energy_j is not None:
+        parts = [figure_text(record.best_energy) + _unused_gpu(record), duration_text(record.best_duration_s)]
     if per_item := item_answer(record):
         # the energy of the whole run depends on how long it measured
-        parts = [per_item, f"whole run: {parts[0]}"]
+        parts = [per_item] if member else [per_item, f"whole run: {parts[0]}"]
     if program is not None and program.count > 1:
         parts.append(repeats_text(program))
     if quality is not None:
@@ -137,7 +139,10 @@ def run_result(record: RunRecord, title: str = "") -> str:
 def summary_grids(record: RunRecord) -> list[Grid]:
     """What a screen shows of a run: its work in numbers, then its stages; notes are in the full tables."""
     work = [*training_grids(record), *inference_grids(record)][:1]
-    return [replace(grid, note="") for grid in (*work, stages_grid(record)) if grid.rows]
+    stages, methods = without_empty_columns(stages_grid(record)), {method_text(stage.best) for stage in record.stages}
+    if len(methods) == 1:  # said once; a column of equal words would take the room of the numbers
+        stages = replace(without_column(stages, "Method"), caption=f"Stages (energy: {methods.pop()})")
+    return [replace(grid, note="") for grid in (*work, stages) if grid.rows]
 
 
 def run_remarks(record: RunRecord) -> list[str]:

@@ -253,8 +253,8 @@ def scope_note(record: RunRecord) -> str:
     if record.best_energy.method != "estimated" or record.policy not in ("measured", "gpu_only"):
         return ""
     return (
-        "the estimate covers the CPU time of this program only, so it is far below tools that add constants for memory "
-        "or count the whole machine; --scope machine estimates the whole machine"
+        "only this program's CPU time is counted; tools that add constants for memory or count the whole machine "
+        "print far more (--scope machine)"
     )
 
 
