@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from joulelab.cli.main import app
 from joulelab.errors import NotFoundError, UsageError
+from joulelab.meter.figures import MACHINE_BASE
 from joulelab.report.page import write_report
-from joulelab.report.store_page import store_page, stored_runs, trend_figure
+from joulelab.report.store_page import store_page, store_tiles, stored_runs, trend_figure
 from joulelab.runs.index import IndexReporter
 
 QUIET = IndexReporter(lambda text: None, lambda count: None)
@@ -66,3 +67,18 @@ def test_the_command_writes_the_page_into_the_store(store: Path) -> None:
 def test_an_empty_store_has_no_page(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no runs under"):
         store_page(tmp_path, QUIET)
+
+
+def test_whole_machine_estimates_are_neither_added_to_programs_nor_in_their_trend(made, store: Path) -> None:
+    """One trend mixed 289 J of a machine with 18 J of a program, and the sum was labeled `whole machine`."""
+    before = store_tiles(stored_runs(store, QUIET))[1]
+    record = made.distilled("alone", 8, 826, 131.0, True)
+    best = record.totals.best.model_copy(update={"sources": (MACHINE_BASE,), "method": "estimated"})
+    totals = record.totals.model_copy(update={"best": best})
+    made.write_run(store, record.model_copy(update={"totals": totals}), True)
+    runs = stored_runs(store, QUIET)
+    tile = store_tiles(runs)[1]
+    assert tile.value == before.value and "without 1 whole-machine estimate" in tile.remark
+    assert [one.kind for one in runs if one.whole_machine] == [
+        "made, alone, whole machine: J per sample, student.train"
+    ]

@@ -15,6 +15,7 @@ from joulelab.meter.figures import (
     method_text,
 )
 from joulelab.meter.grids import Co2e, GridFactor, co2e
+from joulelab.meter.health import most_contended
 from joulelab.report.compare.comparison import Comparison
 from joulelab.report.compare.quality import quality_of
 from joulelab.report.energy_sums import mixes_methods, run_energy
@@ -126,6 +127,9 @@ def run_sentences(record: RunRecord) -> tuple[str, ...]:
     doubts = []
     if record.error:
         doubts.append(f"It {record.status}: {record.error.message.rstrip('.')}.")
+    counted = [stage.core_use for stage in record.stages if not stage.outside_totals]
+    if (worst := most_contended(counted)) is not None and worst.contended:
+        doubts.append(f"CPU contention: {worst.text}. Timings and CPU estimates are unreliable.")
     if record.totals:
         doubts.append(estimate_note([record.totals.best], compared=False))
     if record.validity.grade and record.validity.grade != "A" and record.validity.reasons:

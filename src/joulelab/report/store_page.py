@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import altair as alt
 
 from joulelab.errors import NotFoundError
-from joulelab.meter.figures import labeled_text
+from joulelab.meter.figures import MACHINE_BASE, labeled_text
 from joulelab.report.compare.quality import quality_of
 from joulelab.report.energy_sums import known_sum, mixes_methods
 from joulelab.report.figures.chart_base import Figure, finish
@@ -36,7 +36,7 @@ class StoredRun:
     run: ListedRun
     pipeline: str
     kind: str
-    """Runs of the same kind are comparable over time: experiment, label and the item that energy is divided by."""
+    """Runs of one kind are comparable over time: experiment, label, scope and the item that energy is divided by."""
     per_item_j: float | None
     half_width_j: float | None
     co2e_g: tuple[float, float] | None
@@ -45,6 +45,11 @@ class StoredRun:
     @property
     def energy_j(self) -> float | None:
         return self.run.totals.best.energy_j if self.run.totals else None
+
+    @property
+    def whole_machine(self) -> bool:
+        """It counts all processes, so it is neither added to nor compared with the energy of programs."""
+        return self.run.totals is not None and MACHINE_BASE in self.run.totals.best.sources
 
 
 def store_page(store: Path, reporter: IndexReporter) -> Page:
@@ -79,9 +84,10 @@ def stored_runs(store: Path, reporter: IndexReporter) -> list[StoredRun]:
     for listing, pipeline, stages, low, high in listed(store, reporter, _COLUMNS):
         run = listed_run(listing)
         item, per_item_j, half_width_j = _per_item(run, pipeline or "", stages or ())
-        kind = f"{run.name}{'' if run.label == run.name else f', {run.label}'}: {item}"
+        name = run.name if run.label == run.name else f"{run.name}, {run.label}"
         co2e_g = (low, high) if low is not None and high is not None else None
-        found.append(StoredRun(run, pipeline or "", kind, per_item_j, half_width_j, co2e_g, _link(store, run)))
+        one = StoredRun(run, pipeline or "", f"{name}: {item}", per_item_j, half_width_j, co2e_g, _link(store, run))
+        found.append(replace(one, kind=f"{name}, whole machine: {item}") if one.whole_machine else one)
     return found
 
 
@@ -114,7 +120,11 @@ def _per_item(
 
 
 def store_tiles(runs: Sequence[StoredRun]) -> tuple[Tile, ...]:
-    figures = [one.run.totals.best for one in runs if one.run.totals]
+    programs = [one for one in runs if not one.whole_machine]
+    added = programs or runs
+    figures = [one.run.totals.best for one in added if one.run.totals]
+    left_out = plural(len(runs) - len(added), "whole-machine estimate")
+    what = "own stages of all runs" if len(added) == len(runs) else f"own stages; without {left_out}"
     whole, mixed = known_sum(figures), mixes_methods(figures)
     grades = Counter(one.run.validity.grade or "none" for one in runs)
     emitted = [one.co2e_g for one in runs if one.co2e_g]
@@ -123,7 +133,7 @@ def store_tiles(runs: Sequence[StoredRun]) -> tuple[Tile, ...]:
     with_grid = f"{len(emitted)} of {plural(len(runs), 'run')} have a grid"
     return (
         Tile("Runs", str(len(runs)), ", ".join(f"{count} {status}" for status, count in statuses.items())),
-        *energy_tiles(whole, "own stages of all runs", mixed),
+        *energy_tiles(whole, what, mixed),
         Tile("CO2e", grams(low, high) if emitted else "not computed", with_grid),
         Tile(
             "Time", duration_text(sum(one.run.totals.duration_s for one in runs if one.run.totals)), "all runs together"
@@ -145,7 +155,7 @@ def store_sentences(runs: Sequence[StoredRun]) -> tuple[str, ...]:
     first, last = (with_prefix(one.per_item_j or 0.0, "J") for one in (ones[0], ones[-1]))
     count = plural(len(ones), "run")
     dates = [one.run.created_at[:10] for one in (ones[0], ones[-1])]
-    return (most, f"{kind}: {first} on {dates[0]}, {last} on {dates[1]} ({count}).")
+    return (most, f"{kind}: {first} in the first of {count} ({dates[0]}), {last} in the last ({dates[1]}).")
 
 
 def _trend_kinds(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
@@ -182,7 +192,8 @@ def trend_figure(runs: Sequence[StoredRun]) -> Figure | None:
         name="kind", value=names[0], bind=alt.binding_select(options=names, name="Runs of the same kind ")
     )
     base = alt.Chart(alt.NamedData("trend")).transform_filter("datum.kind == kind")
-    x = alt.X("time:T", title="Start of the run")
+    # vega's own format changes to `03 AM` at full hours
+    x = alt.X("time:T", title="Start of the run", axis=alt.Axis(format={"hours": "%H:%M"}))
     y = alt.Y("joules:Q", title="Energy per item (J)", scale=alt.Scale(zero=True), axis=alt.Axis(format="~s"))
     line = base.mark_line(opacity=0.4, color="#0072B2").encode(x=x, y=y)
     bars = base.mark_rule(opacity=0.6, color="#0072B2").encode(
@@ -199,7 +210,7 @@ def trend_figure(runs: Sequence[StoredRun]) -> Figure | None:
     described = f"Energy per item over time for {plural(len(names), 'kind')} of runs; first {names[0]}: " + "; ".join(
         f"{one.run.created_at[:10]} {with_prefix(one.per_item_j or 0.0, 'J')}" for one in kinds[names[0]]
     )
-    caption = "One mark per finished run; bar: random 95 % interval. A kind: same experiment, label and item."
+    caption = "One mark per finished run; bar: random 95 % interval. A kind: same experiment, label, scope and item."
     return Figure("Energy per item over time", spec, described, caption, height, name="trend")
 
 
