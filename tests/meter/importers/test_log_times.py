@@ -1,6 +1,8 @@
 """Clocks in logs: zones, daylight saving, steps, late and doubled lines, holes."""
 
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from made_logs import every, old_monitor
 from joulelab.meter.importers.convert import read_power_log
 from joulelab.meter.importers.log_energy import IdleGiven, device_energy, figures
 from joulelab.meter.importers.power_log import TimeRule, put_in_order
-from joulelab.report.tables.log_tables import log_grid
+from joulelab.report.tables.log_tables import log_grid, log_result
 
 
 def logged(tmp_path, rows, zone=None):
@@ -115,6 +117,11 @@ def test_a_hole_is_left_out_and_shown(tmp_path):
     grid = log_grid(log, figures(log, IdleGiven()))
     assert grid.rows[0][4:7:2] == ("100.0", "≥ 2,000.2"), "watts of covered time, joules as a lower bound"
     assert "lower bound, readings are missing" in grid.note
+    assert all(cell.startswith("≥ ") for cell in grid.rows[0][6:9]), "in every unit"
+    rows = figures(log, IdleGiven())
+    assert re.search(r": ≥ 2\.00 kJ, ≥ [\d.]+ kWh, 5 min 10 s$", log_result(rows))
+    estimated = [replace(row, energy=replace(row.energy, component="cpu_estimate")) for row in rows]
+    assert ": ≥ 2.00 kJ, estimated, ≥ " in log_result(estimated), "no interval around a lower bound"
 
 
 def session(boot, offset_s, mono_s, wall_of):

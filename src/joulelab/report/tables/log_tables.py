@@ -28,9 +28,10 @@ def log_result(rows: Sequence[DeviceFigures]) -> str:
         energy_j = energy.counter_j if energy.counter_j is not None else energy.trapezoid_j
         way = "" if energy.counter_j is None else "counter"
         bound = "≥ " if energy_j is not None and _is_lower_bound(energy, way or "trapezoid") else ""
-        kwh = f", {kwh_text(energy_j)}" if energy_j is not None else ""
+        kwh = f", {bound}{kwh_text(energy_j)}" if energy_j is not None else ""
         is_estimate = energy.component == "cpu_estimate" and energy_j is not None
-        label = f" ±{relative_text(FAMILY_GAIN_ERROR_REL)}, estimated" if is_estimate else ""
+        spread = "" if bound else f" ±{relative_text(FAMILY_GAIN_ERROR_REL)}"  # no interval around a lower bound
+        label = f"{spread}, estimated" if is_estimate else ""
         duration = duration_text(energy.duration_s)
         texts.append(f"{energy.device}: {bound}{energy_text(energy_j)}{label}{kwh}, {duration}")
     return "; ".join(texts) or "no device in the log"
@@ -86,10 +87,9 @@ def _lines(row: DeviceFigures) -> list[tuple[str, ...]]:
             else ("", way, "", "", mean, "")
         )
         covered = percent_text(min(1.0, covered_s / energy.duration_s)) if energy.duration_s and covered_s else "-"
-        joules, *others = _forms(energy_j)
         bound = "≥ " if energy_j is not None and _is_lower_bound(energy, way) else ""
         above = "-" if above_j is None else f"{above_j:,.1f}"
-        lines.append((*shared, f"{bound}{joules}", *others, above, covered))
+        lines.append((*shared, *(f"{bound}{form}" for form in _forms(energy_j)), above, covered))
     return lines
 
 
