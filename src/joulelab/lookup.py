@@ -2,6 +2,9 @@
 
 A table maps a name to "module:object" and imports the module when the name is resolved. This keeps start-up fast, lets
 a package start one that imports it, and makes a new pipeline, sensor or verb one file and one line here.
+
+An installed package adds names by entry points, one group per table (`joulelab.sensors`, ...). A built-in name is not
+replaced: a figure must not depend on what else is installed.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,27 +55,74 @@ def unknown(kind: str, name: str, names: Iterable[str], hint: str = "") -> NotFo
 
 
 class Table:
-    """Name -> "module:object", imported on `resolve`."""
+    """Name -> "module:object", imported on `resolve`; then the names of installed packages."""
 
-    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, entries: Mapping[str, str], group: str = "", part: str = "") -> None:
+        """`group`: of the entry points that add names. `part`: the attribute of what an entry point names that holds
+        the "module:object" of this table."""
         self.kind = kind
+        self.group, self._part = group, part
         self._entries = dict(entries)
 
+    @property
+    def _plugins(self) -> dict[str, EntryPoint]:
+        found = installed_plugins(self.group) if self.group else ()
+        return {entry.name: entry for entry in found if entry.name not in self._entries}
+
     def names(self) -> list[str]:
-        return sorted(self._entries)
+        return sorted([*self._entries, *self._plugins])
 
     def __iter__(self) -> Iterator[str]:
-        """The names in the order of the table."""
-        return iter(self._entries)
+        """The names in the order of the table, then those of installed packages."""
+        return iter([*self._entries, *sorted(self._plugins)])
 
     def require(self, name: str) -> None:
-        if name not in self._entries:
-            raise unknown(self.kind, name, self._entries)
+        if name not in self._entries and name not in self._plugins:
+            raise unknown(self.kind, name, self.names())
+
+    def origin(self, name: str) -> str | None:
+        """Package and version that a name comes from, for keys and records; None for a built-in name."""
+        entry = self._plugins.get(name)
+        return None if entry is None else _origin(entry)
 
     def resolve(self, name: str) -> Any:
         self.require(name)
-        module, _, attribute = self._entries[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        if name in self._entries:
+            return _imported(self._entries[name])
+        entry = self._plugins[name]
+        try:
+            found = entry.load()
+            return _imported(getattr(found, self._part)) if self._part else found
+        except Exception as error:  # another package's code may raise anything
+            raise ConfigError(
+                f"the {self.kind} '{name}' of {_origin(entry)} cannot be loaded: {type(error).__name__}: {error}",
+                f"update or uninstall the package; its entry point is {self.group}: {name} = {entry.value}",
+            ) from error
+
+
+@cache
+def installed_plugins(group: str) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=group))
+
+
+def _origin(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value
+
+
+def _imported(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What an entry point of `joulelab.pipelines` names. Both are "module:object": settings are checked on machines
+    without a framework, where `run` cannot be imported."""
+
+    settings: str
+    """A subclass of `joulelab.runs.spec.RunSpec`."""
+    run: str
+    """A function that takes a `joulelab.runs.context.RunContext`."""
 
 
 def import_file(path: Path, guide: str) -> ModuleType:
@@ -118,6 +171,7 @@ SENSORS = Table(
         "cpu-estimate": "joulelab.meter.sensors.cpu:CpuEstimateSensor",
         "replay": "joulelab.meter.sensors.replay:ReplaySensor",
     },
+    "joulelab.sensors",
 )
 
 # A pipeline is a package, its settings, which a login node can check without torch, and the function that runs it.
@@ -141,8 +195,18 @@ _PIPELINES = {
     "synthetic": ("joulelab.distill.causal", "config:CausalSpec", "recipe:run_synthetic"),
     "train": ("joulelab.train", "zoo_config:TrainSpec", "zoo_pipeline:run_train"),
 }
-PIPELINE_SPECS = Table("pipeline", {name: f"{package}.{spec}" for name, (package, spec, _) in _PIPELINES.items()})
-PIPELINES = Table("pipeline", {name: f"{package}.{run}" for name, (package, _, run) in _PIPELINES.items()})
+PIPELINE_SPECS = Table(
+    "pipeline",
+    {name: f"{package}.{spec}" for name, (package, spec, _) in _PIPELINES.items()},
+    "joulelab.pipelines",
+    "settings",
+)
+PIPELINES = Table(
+    "pipeline",
+    {name: f"{package}.{run}" for name, (package, _, run) in _PIPELINES.items()},
+    "joulelab.pipelines",
+    "run",
+)
 
 # What a pipeline can check of its models before a run's folder exists; unlike its settings this needs torch.
 PIPELINE_CHECKS = Table(
@@ -170,6 +234,7 @@ TRACKERS = Table(
         "trackio": "joulelab.trackers.experiment_trackers:TrackioTracker",
         "wandb": "joulelab.trackers.experiment_trackers:WandbTracker",
     },
+    "joulelab.trackers",
 )
 
 TRAINER_STATS = Table(
@@ -183,6 +248,7 @@ TRAINER_STATS = Table(
         "torch-profiler": "joulelab.train.stats.torch_profiler:TorchProfilerStats",
         "energy": "joulelab.train.stats.phase_energy:EnergyStats",
     },
+    "joulelab.trainers",
 )
 
 # Evaluators of a student that the setting `evaluators` names, in addition to those of its pipeline.
@@ -191,7 +257,13 @@ EVALUATORS = Table(
     {
         "size": "joulelab.evaluate.evaluators:model_size",
     },
+    "joulelab.evaluators",
 )
+
+# Judges, generation engines and readers of logs that are not built in; the built-in ones need more than a name.
+JUDGES = Table("judge", {}, "joulelab.judges")
+ENGINES = Table("engine", {}, "joulelab.engines")
+IMPORTERS = Table("importer", {}, "joulelab.importers")
 
 # Models of the zoo; reading an entry imports no framework.
 ZOO = Table(
@@ -220,6 +292,7 @@ ZOO = Table(
         "dimenet": "joulelab.zoo.models.graph_models:DIMENET",
         "gflownet": "joulelab.zoo.models.graph_models:GFLOWNET",
     },
+    "joulelab.models",
 )
 
 # Computations that need a framework, so that the verbs themselves import none.

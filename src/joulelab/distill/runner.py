@@ -27,7 +27,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import torch
 from torch import nn
 
-from joulelab import clock
+from joulelab import clock, lookup
 from joulelab.data import inputs as data_inputs
 from joulelab.data import sources
 from joulelab.data.splits import duplicate_note
@@ -142,6 +142,8 @@ def _run_evaluator(
 
     title = path.stem if path else name
     inputs = {"evaluator": sources.content_hash(path) if path else name}
+    if origin := None if path else lookup.EVALUATORS.origin(name):
+        inputs["package"] = origin
     made = runner.evaluate(
         f"student-{title}", "student", score, kind="evaluation", inputs=inputs, parents=[student.bill]
     )

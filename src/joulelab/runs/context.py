@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol
 
-from joulelab import clock
+from joulelab import clock, lookup
 from joulelab.errors import EndedBySignal, JoulelabError
 from joulelab.meter.session import Meter
 from joulelab.meter.trace import LineFile
@@ -321,7 +321,9 @@ class RunContext:
 
     def key_of(self, kind: str, inputs: Mapping[str, Any], parents: Sequence[str]) -> str:
         """Key of the artifact of these inputs and this code, whether it exists or not; parents are given by keys."""
-        return artifact_key(kind, inputs, parents, code_version())
+        # of a pipeline that another package provides, the version of its code is known by that of the package
+        code = " ".join(filter(None, (code_version(), lookup.PIPELINES.origin(self.spec.pipeline))))
+        return artifact_key(kind, inputs, parents, code)
 
     def find_artifact(self, key: str, opens: Opens | None = None) -> Artifact | None:
         """An intact artifact of another run, if the settings allow reuse."""

@@ -113,8 +113,8 @@ def require_installed(names: tuple[str, ...] | list[str]) -> None:
     """Before a run or an export: refuse unknown trackers and missing packages."""
     for name in names:
         lookup.TRACKERS.require(name)
-        package, extra = PACKAGES[name]
-        if find_spec(package) is None:
+        package, extra = PACKAGES.get(name, ("", ""))  # a tracker of an installed package needs what that requires
+        if package and find_spec(package) is None:
             raise DependencyMissing(f"tracker '{name}' requires the package {package}", f"pip install '{extra}'")
 
 

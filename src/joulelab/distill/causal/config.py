@@ -95,6 +95,13 @@ class Distillation(LabelsAndTeacherSection):
         return self
 
 
+def _known(name: str, built_in: Sequence[str], table: lookup.Table) -> str:
+    if name not in (*built_in, *table.names()):
+        error = lookup.unknown(table.kind, name, (*built_in, *table.names()))
+        raise ValueError(f"{error.message}; {error.hint}")
+    return name
+
+
 class Generation(Section):
     """Prompts, how they are answered, and which answers are kept."""
 
@@ -104,6 +111,8 @@ class Generation(Section):
     """Longer prompts are skipped; of a plain text, the first so many tokens are the prompt."""
     answer: GenerationSettings = GenerationSettings()
     """How answers are decoded; `n` answers per prompt. It has its own seed, so that all students share the answers."""
+    engine: str = "transformers"
+    """What generates in this process: `transformers`, or the engine of an installed package."""
     cache: CacheKind = "auto"
     """Key-value cache of the teacher. `growing`: works with every model. `fixed`: a slot of fixed size per row, and a
     step captured as a CUDA graph with sampling on the device. `auto`: `fixed` on a GPU if the model supports it."""
@@ -128,6 +137,9 @@ class Generation(Section):
             raise ValueError(
                 f"generation.max_tokens {self.max_tokens} is less than generation.min_tokens {self.min_tokens}"
             )
+        _known(self.engine, ("transformers",), lookup.ENGINES)
+        if self.cache != "auto" and self.engine != "transformers":
+            raise ValueError(f"generation.cache has no effect with the engine {self.engine}; remove it")
         if self.cache != "auto" and self.answer.num_beams > 1:
             raise ValueError("generation.cache has no effect with num_beams > 1: beam search uses a different cache")
         return self
@@ -140,8 +152,9 @@ class Preferences(Section):
 
     candidates_from: Literal["teacher", "start"] = "teacher"
     """Who writes the answers: the teacher, or the SFT student that training starts from."""
-    judge: Literal["likelihood", "rubric", "rule"] = "likelihood"
-    """Score answers by the teacher's mean log-likelihood per token, by its grade on a rubric, or by a rule."""
+    judge: str = "likelihood"
+    """Score answers by the teacher's mean log-likelihood per token (`likelihood`), by its grade on a rubric (`rubric`),
+    by a rule (`rule`), or by the judge of an installed package."""
     rubric: str = "Grade the answer: is it correct, complete and to the point? 1 is useless, 5 is excellent."
     """Instruction for a grading model."""
     rule: Literal["ends", "exact-answer"] = "ends"
@@ -155,6 +168,11 @@ class Preferences(Section):
     """How far the policy may move from its reference: smaller is farther."""
     shared_prompt: bool = True
     """Compute the prompt of a pair once for both answers; false for models whose attention takes no custom mask."""
+
+    @field_validator("judge")
+    @classmethod
+    def _known_judge(cls, name: str) -> str:
+        return _known(name, ("likelihood", "rubric", "rule"), lookup.JUDGES)
 
     @property
     def loss_name(self) -> str:
@@ -479,6 +497,10 @@ class CausalSpec(LanguageModelSpec):
                 "generation.answer.num_beams: servers of the OpenAI protocol have no beam search; set 1",
             ),
             (
+                self.teacher.server is not None and self.generation.engine != "transformers",
+                f"generation.engine={self.generation.engine} and teacher.server are both set; set only one of them",
+            ),
+            (
                 self.teacher.server is not None and self.generation.cache != "auto",
                 "generation.cache applies to a model in this process, not to teacher.server; remove it",
             ),
@@ -555,7 +577,7 @@ def teacher_work(spec: CausalSpec) -> dict[str, Any]:
     """The settings that decide the teacher's work: runs that agree in them share it."""
     decisive: dict[str, Any] = {"distill": {"codec"}}
     if TEACHER_PHASES.get(spec.pipeline) != "logits":
-        decisive = {"generation": {"prompts", "prompt_tokens", "answer", "chain_of_thought"}}
+        decisive = {"generation": {"prompts", "prompt_tokens", "answer", "chain_of_thought", "engine"}}
         decisive |= {"preferences": {"judge", "rubric", "rule"}} if spec.teacher_judges else {}
     always = dict.fromkeys(("pipeline", "data", "teacher", "device"), True)
     settings = spec.model_dump(mode="json", include={**always, **decisive})

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from joulelab import lookup
 from joulelab.data.chat.conversations import ASSISTANT
 from joulelab.data.chat.encoding import EncodedDocument, pad_id_of, write_documents
 from joulelab.distill.causal.models import TRAIN, CausalContext, load_student
@@ -27,6 +28,7 @@ from joulelab.distill.causal.teacher import REPORT, TeacherSource, candidate_bat
 from joulelab.distill.preferences.judges import (
     Judge,
     LikelihoodJudge,
+    PluginJudge,
     RubricJudge,
     RuleJudge,
     likelihood_identity,
@@ -143,9 +145,12 @@ def _scores_logs(folders: Sequence[Path]) -> list[Path]:
 def judge_inputs(context: CausalContext) -> dict[str, Any]:
     """What decides the scores."""
     preferences = context.spec.preferences
-    own = {"likelihood": set(), "rubric": {"rubric"}, "rule": {"rule"}}[preferences.judge]
+    own = {"rubric": {"rubric"}, "rule": {"rule"}}.get(preferences.judge, set())
     settings: dict[str, Any] = preferences.model_dump(mode="json", include={"judge", *own})
-    return {**settings, "teacher": None if preferences.judge == "rule" else context.teacher_identity}
+    if origin := lookup.JUDGES.origin(preferences.judge):
+        settings["package"] = origin
+    asks_teacher = preferences.judge in ("likelihood", "rubric")
+    return {**settings, "teacher": context.teacher_identity if asks_teacher else None}
 
 
 def _judge_identity(context: CausalContext) -> str:
@@ -153,6 +158,8 @@ def _judge_identity(context: CausalContext) -> str:
     preferences = context.spec.preferences
     if preferences.judge == "rule":
         return rule_identity(preferences.rule)
+    if origin := lookup.JUDGES.origin(preferences.judge):
+        return f"{preferences.judge}:{origin}"
     if preferences.judge == "likelihood":
         return likelihood_identity(context.teacher_identity)
     return rubric_identity(context.teacher_identity, GRADE, preferences.rubric, chat=_has_chat_template(context))
@@ -167,6 +174,8 @@ def _make_judge(context: CausalContext, candidates: Sequence[Candidates], answer
     preferences, batch_size = context.spec.preferences, context.spec.teacher.batch_size
     if preferences.judge == "rule":
         return RuleJudge(preferences.rule)
+    if lookup.JUDGES.origin(preferences.judge):
+        return PluginJudge(lookup.JUDGES.resolve(preferences.judge), _judge_identity(context))
     if preferences.judge == "rubric":
         grader = TransformersGenerator(
             context.load_teacher(), context.tokenizer, GRADE, identity=context.teacher_identity, batch_size=batch_size

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from joulelab import lookup
 from joulelab.data.chat.conversations import ASSISTANT, Row, prompt_of, uses_tools
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.data import split_rows
@@ -32,6 +33,7 @@ from joulelab.distill.runner import RemainingWork, ShardedWork, StageSpec
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import (
     TEXT_PROMPTS,
+    EngineFactory,
     GenerationProgress,
     Generator,
     Prompt,
@@ -218,6 +220,13 @@ def make_generator(context: CausalContext, teacher: TeacherSource, prompts: Sequ
             str(spec.teacher.server), spec.teacher.model, spec.generation.answer,
             api_key=os.environ.get(SERVER_KEY), metered_gpus=spec.energy.gpus,
         )  # fmt: skip
+    if spec.generation.engine != "transformers":
+        engine: EngineFactory = lookup.ENGINES.resolve(spec.generation.engine)
+        return engine(
+            teacher.load(), context.tokenizer, spec.generation.answer,
+            identity=f"{teacher.identity} by {lookup.ENGINES.origin(spec.generation.engine)}",
+            batch_size=spec.teacher.batch_size,
+        )  # fmt: skip
     return TransformersGenerator(
         teacher.load(), context.tokenizer, spec.generation.answer,
         identity=teacher.identity, batch_size=spec.teacher.batch_size, cache=spec.generation.cache, whole=prompts,
@@ -267,6 +276,8 @@ class _GenerationWork:
         }
         if spec.generation.answer.do_sample:
             inputs["sampling"] = SAMPLING
+        if origin := lookup.ENGINES.origin(spec.generation.engine):
+            inputs["engine"] = f"{spec.generation.engine} of {origin}"
         parents, batch_size = [self.teacher.bill, data.bill], spec.teacher.batch_size
         return ShardedWork(
             "answers", "answers", StageSpec(self.stage_name, self.role, "generate"), inputs, parents, batch_size,
@@ -276,7 +287,7 @@ class _GenerationWork:
     def _begin(self, folder: Path, shard: Shard, others: Sequence[Path]) -> RemainingWork:
         own, known = read_completions(folder / _answers_log(shard)), read_completions(*_answers_logs([folder, *others]))
         served, reports = uses_server(self.context, self.teacher), _reports([folder, *others])
-        if not reports and not served:
+        if not reports and not served and self.context.spec.generation.engine == "transformers":
             reports = [{"generator": self.teacher.identity, "energy_gap": None}]
         if reports and all(key in known for key in self._own_keys(str(reports[0]["generator"]), shard)):
             if own:

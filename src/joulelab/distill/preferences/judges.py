@@ -43,6 +43,25 @@ class Judge(Protocol):
         """For each prompt, in order, one score per answer."""
 
 
+class PluginJudge:
+    """A function of an installed package (`joulelab.judges`): prompt, answers and the data's own answer, if it has one,
+    in; one score per answer out, higher is better, None where an answer cannot be judged."""
+
+    def __init__(self, judge: Callable[[Prompt, Sequence[str], str | None], Sequence[Score]], identity: str) -> None:
+        self.identity = identity
+        self._judge = judge
+
+    def scores(self, candidates: Sequence[Candidates]) -> Iterator[list[Score]]:
+        for one in candidates:
+            found = list(self._judge(one.prompt, [answer.text for answer in one.answers], one.expected))
+            if len(found) != len(one.answers):
+                raise JoulelabError(
+                    f"the judge {self.identity} returned {len(found)} scores for {len(one.answers)} answers",
+                    "it must return one score per answer",
+                )
+            yield [None if score is None else float(score) for score in found]
+
+
 # likelihood
 
 

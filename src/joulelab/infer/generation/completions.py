@@ -79,6 +79,14 @@ class Generator(Protocol):
         """For every prompt, in order, its `settings.n` completions."""
 
 
+class EngineFactory(Protocol):
+    """What an entry point of `joulelab.engines` names: loaded model and tokenizer in, a generator out."""
+
+    def __call__(
+        self, model: Any, tokenizer: Any, settings: GenerationSettings, *, identity: str, batch_size: int
+    ) -> Generator: ...
+
+
 def as_messages(prompt: Prompt) -> Conversation | None:
     """The messages of a chat prompt as dictionaries; None for plain text."""
     if isinstance(prompt, str):

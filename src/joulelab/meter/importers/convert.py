@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from joulelab import clock
 from joulelab.errors import NotFoundError, UsageError
+from joulelab.lookup import IMPORTERS
 from joulelab.meter.importers import dmon, emissions_csv, joulelab_jsonl, power_table, smi_csv, stage_records
 from joulelab.meter.importers.emissions_csv import CodeCarbonLog
 from joulelab.meter.importers.log_energy import DeviceEnergy, device_energy
@@ -42,6 +43,15 @@ _DECIDING_LINES = 50
 
 
 Log = PowerLog | CodeCarbonLog | list[RunLog]
+
+
+class Importer(Protocol):
+    """A reader of a further format, as a module or object that an entry point of `joulelab.importers` names."""
+
+    def looks_like(self, opening: Sequence[str]) -> bool:
+        """Whether lines at the beginning of a file, without blank ones, are of this format."""
+
+    def read(self, lines: Sequence[str], rule: TimeRule) -> Log: ...
 
 
 def read_log(path: Path, rule: TimeRule) -> Log:
@@ -89,6 +99,10 @@ def _read(path: Path, lines: list[str], rule: TimeRule) -> Log:
         return smi_csv.read(lines, rule)
     if power_table.looks_like(opening):
         return power_table.read(lines, rule)
+    for name in IMPORTERS:
+        importer: Importer = IMPORTERS.resolve(name)
+        if importer.looks_like(opening):
+            return importer.read(lines, rule)
     raise UnknownFormat(f"{path}: unknown log format; the file begins with {opening[0][:60]!r}", _SUPPORTED)
 
 

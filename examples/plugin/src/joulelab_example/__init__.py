@@ -1,0 +1,1 @@
+"""Extensions of joulelab, one of each kind."""
