@@ -389,7 +389,7 @@ def test_what_is_saved_is_read_again_and_falls_into_the_same_parts(tmp_path, sav
     parts = limited_parts(data, limit_train=20, limit_eval=5)
     folder = tmp_path / "out"
     folder.mkdir()
-    rows = save_parts(folder, parts, encode, save_format, lambda samples, tokens: None)
+    rows = save_parts(folder, parts, encode, save_format, 7, lambda samples, tokens: None)
     assert rows == {"train": 20, "validation": 5, "test": 5}
     again = load_reviews(str(folder), "all")
     for name in ("train", "validation", "test"):

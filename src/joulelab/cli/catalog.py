@@ -134,9 +134,10 @@ FAMILIES = (
         "Film reviews: logits, features or relations?",
         _ANY_CPU,
         {"fitnets-quick": "2 min", "fitnets": "20 min", "fitnets-3-layers": "25 min", "fitnets-live": ""},
-        ("fitnets", "fitnets-[!i]*"),
+        ("fitnets", "fitnets-[!ai]*"),
     ),
     Family("Full-length reviews, the same five methods", _ONE_GPU, {"fitnets-imdb": "5 min"}, ("fitnets-imdb",)),
+    Family("Amazon Polarity as documented", _ONE_GPU, {"fitnets-amazon": ""}, ("fitnets-amazon",)),
     Family("Images: feature maps of a ResNet", _ANY_CPU, {"fitnets-images": ""}, ("fitnets-images",)),
     Family(
         "Masked language models, with and without a teacher",

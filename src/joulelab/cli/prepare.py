@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joulelab.cli.options import AsJson, DryRun, EstimateCpu, Flag, RunsDir, settings_for
+from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
     from joulelab.runs.spec import RunSpec
@@ -61,7 +62,10 @@ def dump(
 def binarize(
     context: typer.Context,
     file_path: Annotated[
-        str, typer.Option("--file_path", "--file-path", help="Text file with one document per line.")
+        str,
+        typer.Option(
+            "--file_path", "--file-path", help="Text file with one document per line, or tokens of the old script."
+        ),
     ] = "data/dump.txt",
     tokenizer_type: TokenizerType = None,
     tokenizer_name: Annotated[
@@ -83,7 +87,8 @@ def binarize(
 ) -> None:
     """Tokenize a dump into a flat, memory-mapped store of token ids, with the special tokens of the model family.
 
-    The output does not depend on the number of workers. It is a folder NAME in place of the original NAME.pickle.
+    The output does not depend on the number of workers. It is a folder NAME in place of the original NAME.pickle. A
+    pickle that the original script wrote is converted: only lists of integer arrays are read, and nothing is executed.
 
     Examples:
 
@@ -167,8 +172,14 @@ def extract_student(
 def reviews(
     context: typer.Context,
     source: Annotated[
-        str, typer.Argument(help="A hub dataset, a CSV, JSONL or Parquet file, a folder, or sample:reviews.")
-    ] = "fancyzhx/amazon_polarity",
+        str | None,
+        typer.Argument(
+            help="A hub dataset, a CSV, JSONL or Parquet file, a folder, or sample:reviews "
+            "(default: fancyzhx/amazon_polarity).",
+            show_default=False,
+        ),
+    ] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Same as SOURCE.", show_default=False)] = None,
     subset: Annotated[
         str, typer.Option("--subset", help="For sample:reviews: short, long or all; for a hub dataset: its config.")
     ] = "all",
@@ -187,8 +198,9 @@ def reviews(
         str | None,
         typer.Option("--class-names", help="Class names in label order: negative,positive.", show_default=False),
     ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Reviews per call of the tokenizer.")] = 1000,
     save_format: Annotated[
-        str, typer.Option("--save-format", metavar="hf|parquet|jsonl", help="File format of the splits.")
+        str, typer.Option("--save-format", metavar="hf|parquet|jsonl|pt", help="File format of the splits.")
     ] = "hf",
     out_dir: Annotated[str, typer.Option("--out-dir", help="Output folder.")] = "data/reviews",
     force: Force = False,
@@ -209,12 +221,17 @@ def reviews(
 
       joulelab prepare reviews my_reviews.csv --class-names negative,positive --limit-train 10000 --limit-eval 1000
     """
-    _start("reviews", context.params)
+    named = [name for name in (source, dataset) if name is not None]
+    if len(named) > 1:
+        raise UsageError(f"two sources were named: {source} and --dataset {dataset}", "leave one of them out")
+    # the hub moved the dataset of this name to its publisher
+    aliases = {"amazon_polarity": "fancyzhx/amazon_polarity"}
+    chosen = named[0] if named else "fancyzhx/amazon_polarity"
+    params = {key: value for key, value in context.params.items() if key != "dataset"}
+    _start("reviews", {**params, "source": aliases.get(chosen, chosen)})
 
 
 def _layers(text: str) -> list[int]:
-    from joulelab.errors import UsageError
-
     try:
         return [int(number) for number in text.strip("[] ").split(",")]
     except ValueError:
@@ -229,7 +246,7 @@ _SAME_NAME = (
     *("source", "dump_file", "split", "min_chars", "max_chars", "file_path", "tokenizer_type", "tokenizer_name"),
     *("workers", "data_file", "token_counts_dump", "vocab_size", "model_type", "model_name", "dump_checkpoint"),
     *("vocab_transform", "seed", "subset", "tokenizer", "max_length", "limit_train", "limit_eval", "save_format"),
-    *("out_dir", "force"),
+    *("out_dir", "force", "batch_size"),
 )
 FLAGS: Mapping[str, Flag] = {
     **{name: Flag(name) for name in _SAME_NAME},

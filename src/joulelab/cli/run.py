@@ -155,9 +155,9 @@ def run(
     elif data_script == "prerun" and experiment is not None:
         from joulelab.cli.machine import prerun
 
-        if overrides or options.until or given != ["--data-script"]:
+        if overrides or options.until or not set(given) <= {"--data-script", "--run-dir"}:
             raise UsageError("a prerun uses only the energy settings of an experiment", "leave all other options out")
-        prerun(prerun_experiment(experiment), runs_dir=runs_dir, as_json=as_json)
+        prerun(prerun_experiment(experiment), run_dir=run_dir, runs_dir=runs_dir, as_json=as_json)
     else:
         experiment, changes = requested_experiment(context.params)
         options = replace(options, shard=read_shard(shard, options.until, data_script))

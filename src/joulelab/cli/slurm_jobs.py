@@ -89,9 +89,11 @@ def split_command_line(command: Any, args: Sequence[str]) -> tuple[list[str], li
     while place < len(args) and args[place].startswith("-") and args[place] != "--":
         name, equals, _ = args[place].partition("=")
         place += 2 if ours.get(name) and not equals else 1
-    if place >= len(args) or (args[place] != "--" and args[place] not in REQUESTS):
-        return list(args), []
     own, rest = list(args[:place]), list(args[place:])
+    if rest and rest[0] not in ("--", *REQUESTS) and any(word.startswith("--data-script") for word in rest):
+        rest = ["run", *rest]  # `submit EXPERIMENT --data-script NAME`: the option is that of `run`
+    if not rest or (rest[0] != "--" and rest[0] not in REQUESTS):
+        return list(args), []
     if rest[0] == "--":
         return own, [_PROGRAM, *rest]
     verb = [rest.pop(0)]

@@ -65,7 +65,13 @@ def train(
     ] = None,
     train_stats: Annotated[
         str | None,
-        _flag("NAMES", "Comma-separated training trackers: simple,energy.", "--train_stats", "--train-stats"),
+        _flag(
+            "NAMES",
+            "Comma-separated training trackers: simple,energy.",
+            "--train_stats",
+            "--train-stats",
+            "--trainer_stats",
+        ),
     ] = None,
     epochs: Annotated[
         str | None, _flag("N", "Epochs (default: 1, or no limit if another budget is given).", "--epochs")

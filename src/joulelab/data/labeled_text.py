@@ -38,6 +38,7 @@ from joulelab.data.splits import (
 )
 from joulelab.data.text import (
     BY_NAME,
+    NO_COLUMN_NAMES,
     TITLE_COLUMN,
     UNSPLIT,
     ColumnChoice,
@@ -505,7 +506,7 @@ def open_set(folder: Path) -> TokenizedSet:
 # text is saved with the tokens, so the files can be read by `load` again.
 
 
-SaveFormat = Literal["hf", "parquet", "jsonl"]
+SaveFormat = Literal["hf", "parquet", "jsonl", "pt"]
 PARTS = ("train", "validation", "test")
 
 Tick = Callable[[int, int], None]
@@ -515,8 +516,17 @@ def load_reviews(source: str, subset: str, class_names: tuple[str, ...] = ()) ->
     """Reviews with classes 0, 1, ... in their own splits; class numbers that do not start at 0 need names."""
     everything = {"train_size": ALL, "validation_size": ALL, "test_size": ALL}
     found = load_splits(LabeledSource(source=source, subset=subset, **everything))  # type: ignore[arg-type]
+    no_names = any(NO_COLUMN_NAMES in note for note in found.notes)
+    if no_names and not class_names and found.train.class_names == AMAZON_LABELS:
+        class_names = AMAZON_CLASSES
+        note = "labels 1 and 2 are read as negative and positive, as in Amazon's files"
+        found = replace(found, notes=(*found.notes, note))
     train, validation, test = (named_classes(getattr(found, name), class_names, source) for name in SPLITS)
     return replace(found, train=train, validation=validation, test=test)
+
+
+# The files of Amazon Polarity as published: label, title and content without a header; 1 is negative, 2 positive.
+AMAZON_LABELS, AMAZON_CLASSES = ("1", "2"), ("negative", "positive")
 
 
 def named_classes(data: LabeledText, class_names: tuple[str, ...], source: str) -> LabeledText:
@@ -554,23 +564,25 @@ def _limited(part: LabeledText, limit: int | None) -> LabeledText:
     return part.take(_balanced_rows(part, sorted(range(len(part)), key=part.ids.__getitem__), limit))
 
 
-def encoded_rows(data: LabeledText, encode: Encode) -> Iterator[dict[str, Any]]:
+def encoded_rows(data: LabeledText, encode: Encode, batch_size: int) -> Iterator[dict[str, Any]]:
     """Unpadded rows: a reader pads each batch to its longest row."""
-    for start in range(0, len(data), _TEXTS_PER_CALL):
-        chosen = slice(start, start + _TEXTS_PER_CALL)
+    for start in range(0, len(data), batch_size):
+        chosen = slice(start, start + batch_size)
         tokens = encode(list(data.texts[chosen]))
         for text, label, ids in zip(data.texts[chosen], data.labels[chosen], tokens, strict=True):
             yield {"text": text, "labels": label, "input_ids": ids, "attention_mask": [1] * len(ids)}
 
 
-def save_parts(folder: Path, parts: Splits, encode: Encode, save_format: SaveFormat, tick: Tick) -> dict[str, int]:
+def save_parts(
+    folder: Path, parts: Splits, encode: Encode, save_format: SaveFormat, batch_size: int, tick: Tick
+) -> dict[str, int]:
     """Save the splits that have rows; returns the number of rows of each."""
     columns: dict[str, dict[str, list[Any]]] = {}
     samples, tokens = 0, 0
     for name in PARTS:
         rows: LabeledText = getattr(parts, name)
         table: dict[str, list[Any]] = {key: [] for key in ("text", "labels", "input_ids", "attention_mask")}
-        for row in encoded_rows(rows, encode):
+        for row in encoded_rows(rows, encode, batch_size):
             for key, value in row.items():
                 table[key].append(value)
             samples, tokens = samples + 1, tokens + len(row["input_ids"])
@@ -610,8 +622,22 @@ def _save_jsonl(folder: Path, columns: dict[str, dict[str, list[Any]]], class_na
                 file.write(json.dumps(dict(zip(table, values, strict=True)), ensure_ascii=False) + "\n")
 
 
+def _save_pt(folder: Path, columns: dict[str, dict[str, list[Any]]], class_names: tuple[str, ...]) -> None:
+    """Tensors padded to the longest review of the split; `torch.load(..., weights_only=True)` reads them."""
+    import torch
+
+    for name, table in columns.items():
+        padded = {
+            key: torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in table[key]], batch_first=True)
+            for key in ("input_ids", "attention_mask")
+        }
+        labels = torch.tensor(table["labels"])
+        torch.save({**padded, "labels": labels, "class_names": list(class_names)}, folder / f"{name}.pt")
+
+
 _SAVERS: dict[str, Callable[[Path, dict[str, dict[str, list[Any]]], tuple[str, ...]], None]] = {
     "hf": _save_hf,
     "parquet": _save_parquet,
     "jsonl": _save_jsonl,
+    "pt": _save_pt,
 }

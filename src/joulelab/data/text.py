@@ -272,6 +272,10 @@ def _first_row_is_data(columns: Columns) -> bool:
     return False
 
 
+NO_COLUMN_NAMES = "has no column names"
+"""In the note on a CSV file without a header."""
+
+
 def _named_by_content(columns: Columns, choice: ColumnChoice, path: Path) -> tuple[Columns, tuple[str, ...]]:
     """`text` is the column with the longest texts, `label` the one with the fewest values; said in a note."""
     sizes = {name: sum(len(str(value)) for value in values) for name, values in columns.values.items()}
@@ -284,7 +288,7 @@ def _named_by_content(columns: Columns, choice: ColumnChoice, path: Path) -> tup
     label = _by_number(choice.label, names) or few
     renamed = {text: "text", label: "label"} if choice.text is None and choice.label is None else {}
     values = {renamed.get(name, name): column for name, column in columns.values.items()}
-    note = f"{path.name} has no column names: column {text} is read as the text, column {label} as the label"
+    note = f"{path.name} {NO_COLUMN_NAMES}: column {text} is read as the text, column {label} as the label"
     return Columns(values), (note,)
 
 

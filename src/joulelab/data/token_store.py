@@ -398,8 +398,8 @@ def refuse_pickle(path: Path) -> None:
 def _hint_for_file(path: Path) -> str:
     if is_pickle(path):
         return (
-            "opening a pickle can run code, so joulelab does not; build a store from the original text: "
-            "joulelab prepare binarize --file_path TEXT --tokenizer_name NAME --dump_file OUT"
+            "convert token ids of the original script, or build a store from the text: "
+            f"joulelab prepare binarize --file_path {path} --tokenizer_name NAME --dump_file OUT"
         )
     return "pass the folder that `joulelab prepare binarize` wrote"
 

@@ -11,6 +11,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import pickle
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -423,3 +424,120 @@ def _cached(name: str, blocks: Iterator[tuple[list[int], NDArray[np.int64]]], co
             f"tokens cannot be written to {folder.parent}: {error}", "set JOULELAB_CACHE to another folder"
         ) from error
     return _CachedTokens(folder).tokens
+
+
+# Token ids that the original script pickled: a list of integer arrays. A pickle is a program, so the reader gives it
+# nothing to call: the names that such a file refers to are replaced by the classes below, and any other name is an
+# error. https://docs.python.org/3/library/pickle.html#restricting-globals
+_ROWS_PER_BLOCK = 1_000
+_INTEGERS = tuple(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8))
+
+
+class _PickledType:
+    """Replaces `numpy.dtype`."""
+
+    def __init__(self, code: str = "", *_: object) -> None:
+        self.code, self.order = code, "<"
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = "<" if state[1] == "|" else state[1]
+
+    def numpy(self) -> np.dtype[Any]:
+        if self.code not in _INTEGERS or self.order not in ("<", ">"):
+            raise ValueError(f"an array of type {self.code!r}; expected integers")
+        return np.dtype(f"{self.order}{self.code}")
+
+
+class _PickledArray:
+    """Replaces `numpy.ndarray` and for the functions that rebuild one."""
+
+    def __init__(self, *_: object) -> None:
+        self.ids: NDArray[Any] = np.zeros(0, dtype=np.int64)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, _, raw = state
+        self._take(raw, kind, shape)
+
+    def _take(self, raw: bytes, kind: _PickledType, shape: tuple[int, ...]) -> None:
+        if len(shape) > 1 or not isinstance(kind, _PickledType) or not isinstance(raw, bytes | bytearray):
+            raise ValueError("an array that is not a row of integers")
+        self.ids = np.frombuffer(raw, dtype=kind.numpy())
+
+    @classmethod
+    def from_buffer(cls, raw: bytes, kind: _PickledType, shape: tuple[int, ...], *_: object) -> _PickledArray:
+        made = cls()
+        made._take(raw, kind, shape)
+        return made
+
+
+_REPLACEMENTS: dict[tuple[str, str], Any] = {
+    ("numpy", "dtype"): _PickledType,
+    ("numpy", "ndarray"): _PickledArray,
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _PickledArray for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _PickledArray.from_buffer for core in ("core", "_core")},
+}
+
+
+class _TokenUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _REPLACEMENTS:
+            raise ValueError(f"it refers to {module}.{name}; a list of token ids refers to numpy arrays only")
+        return _REPLACEMENTS[module, name]
+
+
+def read_token_pickle(path: Path) -> list[NDArray[np.int64]]:
+    """The rows of token ids in a pickle of the original script; no code of the file or of numpy is called."""
+    try:
+        with path.open("rb") as file:
+            rows = _TokenUnpickler(file).load()
+        if not isinstance(rows, list | tuple):
+            raise ValueError(f"a {type(rows).__name__}; expected a list of integer arrays")
+        return [_row_of_ids(row) for row in rows]
+    except (
+        pickle.UnpicklingError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        EOFError,
+        OverflowError,
+    ) as error:
+        raise ConfigError(
+            f"{path.absolute()} is not a pickle of token ids: {error}",
+            "build a store from the text: joulelab prepare binarize --file_path TEXT --tokenizer_name NAME",
+        ) from None
+
+
+def _row_of_ids(row: object) -> NDArray[np.int64]:
+    ids = row.ids if isinstance(row, _PickledArray) else row
+    if isinstance(ids, list | tuple) and not all(type(value) is int for value in ids):
+        raise ValueError("a row that is not a row of integers")
+    if not isinstance(ids, list | tuple | np.ndarray):
+        raise ValueError(f"a row of type {type(row).__name__}; expected integers")
+    return np.asarray(ids, dtype=np.int64)
+
+
+def convert_token_pickle(path: Path, folder: Path, tokenizer: TokenizerFacts, tick: Tick = silent_tick) -> TokenStore:
+    """Write the rows of a pickle as a store; ids outside the tokenizer's vocabulary are an error."""
+    rows = read_token_pickle(path)
+    if not rows:
+        raise ConfigError(f"{path.absolute()} has no rows", "pass the file that scripts/binarized_data.py wrote")
+    highest = max((int(row.max()) for row in rows if len(row)), default=0)
+    lowest = min((int(row.min()) for row in rows if len(row)), default=0)
+    if lowest < 0 or highest >= tokenizer.vocab_size:
+        raise ConfigError(
+            f"{path.absolute()} has token ids from {lowest} to {highest}; {tokenizer.name} has {tokenizer.vocab_size}",
+            "name the tokenizer that made it with --tokenizer_name",
+        )
+    blocks = (
+        Block(np.concatenate(part).astype(np.uint32), np.array([len(row) for row in part], dtype=np.int64))
+        for start in range(0, len(rows), _ROWS_PER_BLOCK)
+        if (part := rows[start : start + _ROWS_PER_BLOCK])
+    )
+    return write_blocks(
+        folder,
+        _counted(blocks, tick),
+        vocab_size=tokenizer.vocab_size,
+        specials=tokenizer.specials,
+        tokenizer=tokenizer.name,
+    )

@@ -66,12 +66,18 @@ class PrerunReport(Frozen):
 
 
 def prerun(
-    store: Path, energy: EnergyConfig, expected: Expected, seconds: float, progress: Progress, strict: bool = False
+    store: Path,
+    energy: EnergyConfig,
+    expected: Expected,
+    seconds: float,
+    progress: Progress,
+    strict: bool = False,
+    folder: Path | None = None,
 ) -> PrerunReport:
-    """Idle for `seconds`, burn in for `seconds`, idle again; then evaluate the recording."""
+    """Idle for `seconds`, burn in for `seconds`, idle again; then evaluate the recording. `folder` is the run's."""
     spec = MeasureSpec(name="prerun", label="prerun", energy=energy, command=("joulelab", "prerun"))
     with StopRequest() as stop:
-        measured = MeasuredRun(store, spec, stop, progress)
+        measured = MeasuredRun(store, spec, stop, progress, folder)
         status: Status = "failed"
         error: BaseException | None = None
         load = "none"

@@ -209,6 +209,8 @@ class Section(BaseModel):
     """Names in earlier releases -> current names; accepted with a notice."""
     renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     """Setting -> its values in earlier releases -> current values; accepted with a notice."""
+    alternatives: ClassVar[tuple[str, ...]] = ()
+    """Settings of which one is used: naming one replaces those of an experiment."""
 
 
 class RunSpec(Section):
@@ -350,7 +352,27 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         result.pop("about", None)
     if _names_other_data(result.get("data"), over.get("data")):
         _forget_data(result)
+    _forget_alternatives(result, over)
     return overlay(result, over)
+
+
+def _forget_alternatives(result: dict[str, Any], over: Mapping[str, Any]) -> None:
+    """Of settings that exclude each other (a student's size, layers, config), the later layer's replaces the others."""
+    pipeline = over.get("pipeline", result.get("pipeline"))
+    if not isinstance(pipeline, str) or pipeline not in lookup.PIPELINE_SPECS:
+        return
+    sections = [
+        name for name, value in over.items() if isinstance(value, Mapping) and isinstance(result.get(name), dict)
+    ]
+    fields = lookup.PIPELINE_SPECS.resolve(pipeline).model_fields if sections else {}
+    for name in sections:
+        model = model_in(fields[name].annotation) if name in fields else None
+        alternatives: tuple[str, ...] = getattr(model, "alternatives", ())
+        aliases: Mapping[str, str] = getattr(model, "aliases", {})
+        named = {aliases.get(key, key) for key, value in over[name].items() if value is not None}
+        if named & set(alternatives):
+            gone = set(alternatives) - named
+            result[name] = {key: value for key, value in result[name].items() if aliases.get(key, key) not in gone}
 
 
 def still_describes(under: Mapping[str, Any], over: Mapping[str, Any]) -> bool:

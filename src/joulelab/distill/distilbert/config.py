@@ -129,6 +129,7 @@ class LmStudent(Section):
         "student_config": "config",
         "student_size": "size",
     }
+    alternatives: ClassVar = ("layers", "model", "config", "size")
 
     type: StudentType = "distilbert"
     """Its architecture (student_type)."""
@@ -148,14 +149,13 @@ class LmStudent(Section):
 
     @model_validator(mode="after")
     def _one_start(self) -> Self:
-        named = [name for name in _STARTS if getattr(self, name) is not None]
+        named = [name for name in self.alternatives if getattr(self, name) is not None]
         if len(named) != 1:
             found = " and ".join(named) or "none of them"
-            raise ValueError(f"a student starts from exactly one of {', '.join(_STARTS)}; the settings name {found}")
+            raise ValueError(
+                f"a student starts from exactly one of {', '.join(self.alternatives)}; the settings name {found}"
+            )
         return self
-
-
-_STARTS = ("layers", "model", "config", "size")
 
 
 class LmDistillation(DistillSection):

@@ -16,7 +16,7 @@ from joulelab.data import sources
 from joulelab.data.masking import counts_file
 from joulelab.data.splits import parse_split
 from joulelab.data.text import DEFAULT_MIN_CHARS, check_source
-from joulelab.data.token_store import find_store, open_store
+from joulelab.data.token_store import find_store, is_pickle, open_store
 from joulelab.data.tokenize import Family
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.runs.spec import RunSpec
@@ -96,7 +96,7 @@ class BinarizeSpec(PrepareSpec):
     pipeline: Literal["prepare-binarize"] = "prepare-binarize"
     """Which pipeline runs the stages."""
     file_path: str
-    """A text file with one document per line."""
+    """A text file with one document per line, or a pickle of token ids that the original script wrote."""
     tokenizer_type: Family | None = None
     """bert, roberta or gpt2: which special tokens surround a document; null: the tokenizer's own."""
     tokenizer_name: str = "bert-base-uncased"
@@ -113,7 +113,8 @@ class BinarizeSpec(PrepareSpec):
 
     def preflight(self) -> None:
         super().preflight()
-        _require_text(Path(self.file_path))
+        if not is_pickle(Path(self.file_path)):
+            _require_text(Path(self.file_path))
         _require_model(self.tokenizer_name)
 
 
@@ -154,7 +155,7 @@ class ExtractStudentSpec(PrepareSpec):
     model_name: str
     """The teacher: a hub id, a folder or a sample."""
     dump_checkpoint: str
-    """The folder to write, in Hugging Face format."""
+    """The folder to write, in Hugging Face format; NAME.pth, as the original script wrote it, means the folder NAME."""
     layers: tuple[int, ...] | None = None
     """Which layers, counted from 0, in the student's order; null: half of them (of 12: 0, 2, 4, 7, 9, 11)."""
     vocab_transform: bool = True
@@ -162,7 +163,9 @@ class ExtractStudentSpec(PrepareSpec):
 
     @property
     def target(self) -> Path:
-        return Path(self.dump_checkpoint)
+        """The original wrote a file NAME.pth; a model in Hugging Face format is a folder, NAME."""
+        path = Path(self.dump_checkpoint)
+        return path.with_suffix("") if path.suffix in (".pth", ".pt", ".bin") else path
 
     def preflight(self) -> None:
         super().preflight()
@@ -189,8 +192,10 @@ class PrepareReviewsSpec(PrepareSpec):
     """Maximum reviews for validation, and for test; null: all."""
     class_names: tuple[str, ...] = ()
     """Names of the labels, lowest first; needed for numeric labels that do not start at 0."""
-    save_format: Literal["hf", "parquet", "jsonl"] = "hf"
-    """A folder of Hugging Face datasets, or a Parquet or JSONL file per split."""
+    batch_size: int = Field(1000, ge=1)
+    """Reviews per call of the tokenizer; the result does not depend on it."""
+    save_format: Literal["hf", "parquet", "jsonl", "pt"] = "hf"
+    """A folder of Hugging Face datasets, or per split a Parquet or JSONL file or padded torch tensors (pt)."""
     out_dir: str = "data/reviews"
     """The folder to write."""
 

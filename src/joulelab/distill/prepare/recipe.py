@@ -22,8 +22,8 @@ from joulelab.data.labeled_text import limited_parts, load_reviews, save_parts
 from joulelab.data.masking import count_tokens, read_counts, write_counts
 from joulelab.data.splits import parse_split
 from joulelab.data.text import DumpCounts, dump, open_documents, read_dump
-from joulelab.data.token_store import is_store, open_store
-from joulelab.data.tokenize import binarize, describe, usual_workers
+from joulelab.data.token_store import is_pickle, is_store, open_store
+from joulelab.data.tokenize import binarize, convert_token_pickle, describe, usual_workers
 from joulelab.distill.prepare.config import (
     BinarizeSpec,
     DumpSpec,
@@ -94,6 +94,9 @@ def run_binarize(run: RunContext) -> None:
             run.stop.check()
 
         tokenizer = describe(load_tokenizer(spec.tokenizer_name), spec.tokenizer_name, spec.tokenizer_type)
+        if is_pickle(file):
+            convert_token_pickle(file, folder / _STORE, tokenizer, count)
+            return
         workers = spec.workers or usual_workers(file.stat().st_size)
         binarize(read_dump(file), folder / _STORE, tokenizer, workers=workers, tick=count)
 
@@ -197,6 +200,7 @@ def run_prepare_reviews(run: RunContext) -> None:
             parts,
             lambda texts: tokenizer(texts, truncation=True, max_length=spec.max_length)["input_ids"],
             spec.save_format,
+            spec.batch_size,
             lambda samples, tokens: stage.count(samples=samples, tokens=tokens),
         )
         write_json(folder / _REVIEW_ROWS, rows)
