@@ -69,7 +69,7 @@ def refused(process, error):
 
 @pytest.mark.parametrize("offset_s", [0.0, 0.1, 0.3, 0.6, 1.2])
 def test_of_two_resumes_one_works_and_one_is_billed(tmp_path, spec, offset_s):
-    """The pairs of the issue: 0.1 to 1.2 s apart both ran, and both were billed."""
+    """Pairs 0.1 to 1.2 s apart both ran, and both were billed."""
     paths = create_run(tmp_path / "runs", spec)
     first = command("run", "--resume", paths.folder, seconds=60)
     wait_for(lambda: workers(paths.folder))

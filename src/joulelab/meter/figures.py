@@ -197,6 +197,11 @@ class EnergyFigure(Frozen):
         return self.model_copy(update=changes)
 
 
+def time_share_half_width_j(share: float, energy_j: float) -> float:
+    """Of a share by time: nothing is known about how much of the energy was used in it, between none and all of it."""
+    return max(share, 1 - share) * abs(energy_j)
+
+
 def missing(reason: str, fix: str | None = None) -> EnergyFigure:
     return EnergyFigure(energy_j=None, method="missing", coverage=0.0, reason=reason, fix=fix)
 

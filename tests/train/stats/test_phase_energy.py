@@ -15,12 +15,14 @@ from stats_training import (
     trained,
 )
 
+from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
+from joulelab.meter.figures import EnergyFigure
 from joulelab.train.stats import phase_times
 from joulelab.train.stats.hooks import NoOpStats, StatsList
 from joulelab.train.stats.isolated import Isolation, LoopPlan, Snapshot
 from joulelab.train.stats.phase_energy import AveragedEnergyStats, EnergyStats
-from joulelab.train.stats.step_energy import last_timestamp_ns
+from joulelab.train.stats.step_energy import CleanWindow, energy_per_step, last_timestamp_ns
 from joulelab.train.trainer import TrainerCallbacks
 
 QUICK = LoopPlan(window_s=1.6, settle_s=0.2, rounds=4)
@@ -125,6 +127,16 @@ def test_time_shares_are_wrong_where_phases_draw_unlike_power_and_state_what_the
     assert shares["forward"] > 1.2 * phases(found)["forward"]
     assert found["time-share"]["phases"]["forward"]["method"] == "time-share"
     assert "time-share" in text
+    for phase, row in found["time-share"]["phases"].items():
+        assert abs(row["energy_j"] - phases(found)[phase]) <= row["half_width_j"], "no tight interval"
+
+
+def test_time_without_readings_widens_the_energy_of_a_step():
+    """70 % of 10 s have readings, and no power limit is known: the rest may have used nothing or twice as much."""
+    seen = EnergyFigure(energy_j=700.0, method="counter", coverage=0.7, half_width_j=1.0)
+    found = energy_per_step([CleanWindow(((0, 10 * NS),), steps=100)], lambda spans: seen).step
+    assert found.energy_j == pytest.approx(10.0)
+    assert found.half_width_j >= 3.0
 
 
 def test_a_step_that_isolation_does_not_repeat_faithfully_is_flagged(machine, monkeypatch):

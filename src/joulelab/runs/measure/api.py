@@ -28,7 +28,7 @@ import numpy as np
 from joulelab.clock import NS
 from joulelab.errors import JoulelabError
 from joulelab.meter.config import EnergyConfig
-from joulelab.meter.figures import EnergyFigure, Frozen, amount_text, labeled_text, missing
+from joulelab.meter.figures import EnergyFigure, Frozen, amount_text, labeled_text, missing, time_share_half_width_j
 from joulelab.meter.integrate import COMPONENTS, component_energy
 from joulelab.meter.marks import Phase
 from joulelab.meter.series import Trace, load_trace
@@ -345,8 +345,7 @@ def _time_share(
         return _figure(name, times, "none", energy)
     share = min(1.0, times.sum_s / seconds) if seconds else 0.0
     title = whole.name if whole else WHOLE
-    # nothing is known about how much of the enclosing energy was used in these windows: between none and all of it
-    half_width_j = max(share, 1 - share) * energy.energy_j
+    half_width_j = time_share_half_width_j(share, energy.energy_j)
     reason = f"a share of {title} by time, assuming constant power; the interval covers all possible values"
     figure = energy.with_interval(share * energy.energy_j, half_width_j, "time share").model_copy(
         update={"reason": reason}

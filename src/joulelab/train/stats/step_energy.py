@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.clock import NS
-from joulelab.meter.figures import EnergyFigure, Frozen, missing
+from joulelab.meter.figures import EnergyFigure, Frozen, missing, time_share_half_width_j
 from joulelab.meter.integrate import COMPONENTS, Window, component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
@@ -225,12 +225,14 @@ def energy_per_step(windows: Sequence[CleanWindow], read: Reader) -> StepEnergy:
     figure = read(spans)
     if figure.energy_j is None or duration_s < MIN_DURATION_S:
         return StepEnergy(step=None, steps=steps, duration_s=duration_s, figure=figure)
-    # The part of a window without readings is assumed to be like the rest.
+    # The part of a window without readings is assumed to be like the rest; the interval allows it to have used nothing
+    # or twice as much, also on devices without a known power limit.
     covered = max(figure.coverage, 1e-9)
+    unseen_j = (1 - covered) * figure.energy_j / steps
     # Two estimates of the same error: the meter's model of itself, and what the windows show. The
     # larger one, because the model does not know how the training varies, and few windows may agree
     # by chance.
-    half_width_j = max((figure.half_width_j or 0.0) / steps, _spread(windows, read))
+    half_width_j = max((figure.half_width_j or 0.0) / steps, _spread(windows, read), unseen_j)
     per_step = PerStep(
         method="direct",
         energy_j=figure.energy_j / covered / steps,
@@ -254,11 +256,12 @@ def _spread(windows: Sequence[CleanWindow], read: Reader) -> float:
 
 
 def time_shares(step: PerStep, shares: Mapping[str, float]) -> dict[str, PerStep]:
+    """The step's energy by time. The interval covers every possible value: phases may differ in power."""
     return {
         phase: PerStep(
             method="time-share",
             energy_j=share * step.energy_j,
-            half_width_j=share * step.half_width_j,
+            half_width_j=time_share_half_width_j(share, step.energy_j),
             duration_s=share * step.duration_s,
         )
         for phase, share in shares.items()
