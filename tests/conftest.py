@@ -1,12 +1,14 @@
 """What needs the sample wheels or a GPU says so when it is skipped; what a fake RAPL tree is made of is made here."""
 
 import os
+import re
 import signal
 
 import pytest
 from rapl_tree import domain
 
 from joulelab.data.sources import SAMPLES, installed_version
+from joulelab.lookup import EXTRAS, absent_packages
 
 # Several workers with several threads each would spend the cores on waiting for each other. Also without workers: sums
 # depend on the number of threads in their last digit, and torchrun's ranks have one. Children inherit this.
@@ -38,6 +40,34 @@ def pytest_collection_modifyitems(items):
 
 
 def _has_gpu():
+    if absent_packages("torch"):
+        return False
     import torch
 
     return torch.cuda.is_available()
+
+
+# Without torch (the other Python versions of CI, a login node) tests that turn out to need it are skipped, with the
+# packages as the reason: at their import, in their own process, or in a command that they start.
+ABSENT = absent_packages(*EXTRAS["train"])
+_ABSENCE = re.compile(r"No module named '(%s)\b|needs .*\b(%s)\b.* not installed" % (("|".join(ABSENT),) * 2))
+
+
+def _skip(report, where):
+    report.outcome, report.longrepr = "skipped", (*where, f"Skipped: needs {', '.join(ABSENT)}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    if ABSENT and report.failed and _ABSENCE.search(str(report.longrepr)):
+        _skip(report, (str(collector.path), 0))
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if ABSENT and report.failed and _ABSENCE.search(str(report.longrepr)):
+        _skip(report, item.location[:2])
+    return report

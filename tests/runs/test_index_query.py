@@ -30,6 +30,15 @@ def test_runs_and_stages_state_what_the_record_states(folder, store):
     assert run_query(store, requested, TOLD).rows == stages
 
 
+def test_results_are_a_map_by_name_in_a_fresh_and_in_a_stored_index(folder, store):
+    record = json.loads((folder / "run.json").read_text())
+    results = {"student.accuracy": {"value": 0.75}, "student.loss": {"value": 1.5}}
+    (folder / "run.json").write_text(json.dumps({**record, "results": results}))
+    for _ in range(2):
+        answer = run_query(store, "select results['student.accuracy'], results['student.loss'] from runs", TOLD)
+        assert answer.rows == [(0.75, 1.5)]
+
+
 def test_samples_are_the_lines_of_the_trace_closed_or_not(folder, store):
     ((_, _, path),) = RunPaths(folder).traces()
     lines = list(read_lines(path))

@@ -479,7 +479,10 @@ def _require_one_select(duckdb: Any, connection: Any, sql: str) -> None:
 def _make_tables(connection: Any, store: Path, sql: str, reporter: IndexReporter) -> None:
     columns = [FOLDER, *RUNS, STAGE_ROWS]
     rows = listed(store, reporter, columns)
-    connection.register("index_rows", _index_table([dict(zip(columns, row, strict=True)) for row in rows]))
+    named = [dict(zip(columns, row, strict=True)) for row in rows]
+    for row in named:
+        row["results"] = [tuple(pair) for pair in row["results"] or ()]  # JSON has no tuples, which a map is made of
+    connection.register("index_rows", _index_table(named))
     connection.execute(f"create table runs as select {', '.join(RUNS)} from index_rows")
     connection.execute("alter table runs alter created_at type timestamptz")
     of_stage = ", ".join(f"stage_row.{name}" for name in STAGES)
