@@ -56,7 +56,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Measure, train, distill and serve models and report their energy, with measurement method and uncertainty.",
-    epilog="Every verb: -v prints more, -q only the result line. Start with `joulelab measure -- COMMAND` or "
+    epilog="Every command: -v prints more, -q only the result line. Start with `joulelab measure -- COMMAND` or "
     "`joulelab demo` (about five minutes on two CPU cores).",
 )
 

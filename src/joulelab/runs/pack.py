@@ -49,13 +49,13 @@ _READINGS = ("trace/",)
 _TEXTS = (".json", ".jsonl", ".yaml", ".csv", ".html")
 _README = """This archive was made by `joulelab pack` (joulelab {version}).
 
-Check that it is whole:      sha256sum -c SHA256SUMS
+Check its integrity:         sha256sum -c SHA256SUMS
 Recompute every figure:      install joulelab, then: joulelab unpack --verify ARCHIVE
-Look at the runs in it:      joulelab runs --runs-dir runs      (reports: runs/*/report.html)
+List the runs in it:         joulelab runs --runs-dir runs      (reports: runs/*/report.html)
 
 Run a group again:           joulelab run runs/groups/GROUP/group.yaml
 
-run.json holds the record of a run, trace/ the sensor readings, events/ the marks of its stages, config.yaml its
+run.json is the record of a run, trace/ the sensor readings, events/ the marks of its stages, config.yaml its
 settings, environment.json the machine and packages; group.yaml the members of a group. {redacted}
 """
 

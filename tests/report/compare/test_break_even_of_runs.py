@@ -97,7 +97,7 @@ def test_with_the_very_same_teacher_nothing_has_to_come_back(made, tmp_path: Pat
     records = [*saving(made)[4:], *(made.distilled("cheap KD", seed, 790, 50.0 + seed, True) for seed in range(3))]
     made.write_group(tmp_path, records, True)
     (one,) = break_even_rows(compare(made.group_of(records, "KD"), records, tmp_path))
-    assert one.answer == "at once" and one.found.spent.standard_error == 0
+    assert one.answer == "immediately" and one.found.spent.standard_error == 0
 
 
 def test_a_student_breaks_even_by_the_energy_it_saves_in_use(made, tmp_path: Path) -> None:

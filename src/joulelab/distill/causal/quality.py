@@ -223,7 +223,7 @@ def flag_chance_answers(context: CausalContext, role: str, own: Evaluation) -> N
     interval = wilson(sum(own.right), len(own.right))
     if interval.low <= own.chance:
         context.run.warn(
-            f"the {role} is at chance level in exact answers: {sum(own.right)} of {len(own.right)} right (95 % "
+            f"the {role} is at chance level in exact answers: {sum(own.right)} of {len(own.right)} correct (95 % "
             f"interval {100 * interval.low:.1f} to {100 * interval.high:.1f} %), random choices give "
             f"{100 * own.chance:.1f} %"
         )

@@ -106,14 +106,15 @@ def _run_of(run_id: str, rows: list[Cells]) -> tuple[list[CodeCarbonRun], str]:
     if len(rows) == 1 or _grow(rows):
         found = _run(run_id, rows[-1])
         how = f"{len(rows) - 1} earlier rows of run {run_id[:12]} are contained in its last row (cumulative)"
-        if found.duration_s is None:
-            stated_s = number(rows[-1].get("duration"))
+        stated_s = number(rows[-1].get("duration"))
+        if found.duration_s is None and stated_s is not None:
             how = (
                 f"run {run_id[:12]}: {energy_text(found.total_j)} in the {stated_s:g} s of its duration column is "
                 "far above the power that the same row states; the duration is that of a task and is not used"
             )
-        return [found], how if len(rows) > 1 or found.duration_s is None else ""
-    how = f"energy of the {len(rows)} rows of run {run_id[:12]} does not grow: each row is read as a run of its own"
+            return [found], how
+        return [found], how if len(rows) > 1 else ""
+    how = f"energy of the {len(rows)} rows of run {run_id[:12]} does not grow: each row is read as a separate run"
     return [_run(f"{run_id} row {number_}", row) for number_, row in enumerate(rows, start=1)], how
 
 

@@ -223,7 +223,7 @@ class RowBreakEven:
             return "unknown"
         if not self.found.breaks_even:
             return "does not break even"
-        return "at once" if not self.found.count else f"{times_text(self.found.count, self.each)} {self.each}s"
+        return "immediately" if not self.found.count else f"{times_text(self.found.count, self.each)} {self.each}s"
 
 
 def break_even_rows(comparison: Comparison) -> tuple[RowBreakEven, ...]:

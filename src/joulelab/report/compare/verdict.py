@@ -174,7 +174,7 @@ def break_even_sentence(one: RowBreakEven) -> str:
     if one.found is None:
         return f"{goal}: break-even cannot be computed: {one.reason}."
     if one.found.count == 0:
-        return f"{goal} breaks even at once: {one.found.reason}."
+        return f"{goal} breaks even immediately: {one.found.reason}."
     if one.found.breaks_even:
         return f"{goal} breaks even after {one.answer} [{count_interval(one.found, one.each)}]{_quality(one)}."
     if math.isinf(one.found.saved.standard_error) and min(one.found.saved.value, one.found.spent.value) > 0:
@@ -317,8 +317,8 @@ def _cost_clause(methods: Sequence[Row]) -> str:
         return "there is no energy to compare"
     if len(values) < len(methods):
         with_teacher = ", teacher included," if teacher else ""
-        which = "it" if len(methods) == 1 else "some methods" if values else "all methods"
-        return f"the energy ratio{with_teacher} is inconclusive for {which}"
+        which = "" if len(methods) == 1 else " for some methods" if values else " for all methods"
+        return f"the energy ratio{with_teacher} is inconclusive{which}"
     span = " to ".join(dict.fromkeys(f"{three_digits(value)}x" for value in (values[0], values[-1])))
     subject = "including the teacher, " if teacher else ""
     return f"{subject}{'it uses' if len(methods) == 1 else 'the methods use'} {span} the energy"

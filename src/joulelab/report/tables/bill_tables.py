@@ -227,11 +227,11 @@ def tree_grid(bill: EnergyBill) -> Grid:
     rows.append(
         ("sum", "", "", amount_text(_unshared(bill)), amount_text(bill.whole), method_text(bill.whole, bill.mixed))
     )
-    titles = f"What!|Paid|Made by|Energy>|Share of 1\nof {bill.students}>|Method"
+    titles = f"What!|Counted as|Made by|Energy>|Share of 1\nof {bill.students}>|Method"
     note = "Shared: a teacher's work, divided by the students that share it. Each ancestor counts once."
     if bill.students == 1:
-        return without_column(make_grid("Where it comes from", titles, rows, note), "Share")  # it is the whole
-    return make_grid("Where it comes from", titles, rows, note)
+        return without_column(make_grid("Energy by source", titles, rows, note), "Share")  # it is the whole
+    return make_grid("Energy by source", titles, rows, note)
 
 
 def _reasons_once(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:

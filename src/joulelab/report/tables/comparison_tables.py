@@ -365,7 +365,7 @@ def not_included_note(rows: Sequence[Row]) -> str:
             found.sort(key=lambda figure: figure.energy_j or 0.0)
             ends = dict.fromkeys(f"{bound_mark(end)}{energy_text(end.energy_j)}" for end in (found[0], found[-1]))
             name = "setup" if kind == "setup" else "repeated work"
-            texts.append(f"{name} ({meaning}; {' to '.join(ends)} a run)")
+            texts.append(f"{name} ({meaning}; {' to '.join(ends)} per run)")
     return f"Not included: {' and '.join(texts)}. " if texts else ""
 
 

@@ -128,7 +128,7 @@ class Pair:
             return f"unknown: {self.reason}"
         if not self.found.breaks_even:
             return f"does not break even: {self.found.reason}"
-        return "at once" if not self.found.count else f"after {count_text(self.found.count)} {self.item}s"
+        return "immediately" if not self.found.count else f"after {count_text(self.found.count)} {self.item}s"
 
 
 def pairs(student: RunRecord, teacher: RunRecord, made_by: RunRecord | None) -> list[Pair]:

@@ -164,7 +164,7 @@ VIT_G14 = ZooEntry(
         ),
     },
     prepare="joulelab.zoo.tasks.self_distillation:prepare",
-    dataset="a folder of images, one sub-folder a class (the classes are not looked at)",
+    dataset="a folder of images, one subfolder per class (labels are not used)",
     options={
         "giant": DistillationRecipe(),
         "tiny": DistillationRecipe(prototypes=64, head_width=64, bottleneck=32, local_crops=2, momentum=0.9),
@@ -217,7 +217,7 @@ DINOV2 = ZooEntry(
         ),
     },
     prepare="joulelab.zoo.tasks.self_distillation:prepare",
-    dataset="a folder of images, one sub-folder a class (the classes are not looked at)",
+    dataset="a folder of images, one subfolder per class (labels are not used)",
     options={
         "large": DistillationRecipe(),
         "small": _SMALL_HEADS,
