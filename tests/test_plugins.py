@@ -126,6 +126,7 @@ def test_judge_engine_and_evaluator_of_an_installed_package_are_used(site, tmp_p
     assert bills["scores"]["inputs"]["package"] == package
     scores = [json.loads(line) for line in (run / "artifacts" / "scores" / "scores.jsonl").read_text().splitlines()]
     assert all(row["scores"][1] > row["scores"][0] for row in scores)
+    assert "## How to reproduce" in (run / "artifacts" / "final_policy" / "README.md").read_text()
     record = json.loads((run / "run.json").read_text())
     assert record["results"]["student.example-norm.norm"]["value"] > 0
 

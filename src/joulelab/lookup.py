@@ -295,10 +295,11 @@ ZOO = Table(
     "joulelab.models",
 )
 
-# Computations that need a framework, so that the verbs themselves import none.
+# Computations that need a framework, so that the verbs themselves import none, or a package further to the right.
 CALCULATIONS = Table(
     "calculation",
     {
+        "model-cards": "joulelab.report.export:write_model_cards",
         "paper-cost": "joulelab.zoo.cost:cost_summary",
         "prompt-lengths": "joulelab.infer.decoding:prompt_lengths",
         "require-device": "joulelab.train.devices:require_device",

@@ -20,6 +20,7 @@ from joulelab.data import hub, sources
 from joulelab.data.sources import Source
 from joulelab.runs.artifacts import (
     BILL,
+    CARD,
     CONTENTS,
     Bill,
     crc32,
@@ -141,7 +142,7 @@ def _bill_by_content(path: Path, stores: Sequence[Path]) -> _Found | None:
 def _files(path: Path) -> dict[str, Path]:
     if path.is_file():
         return {path.name: path}
-    ours = (path / BILL, path / CONTENTS)
+    ours = (path / BILL, path / CONTENTS, path / CARD)
     return {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file() and file not in ours}
 
 

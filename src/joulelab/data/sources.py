@@ -25,7 +25,7 @@ from typing import Literal
 
 from joulelab import lookup
 from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, NotFoundError
-from joulelab.runs.artifacts import BILL, CONTENTS
+from joulelab.runs.artifacts import BILL, CARD, CONTENTS
 from joulelab.units import size_text
 
 SAMPLE_PREFIX = "sample:"
@@ -97,14 +97,14 @@ def hub_hint(name: str) -> str:
 def content_hash(path: Path) -> str:
     """sha256 of a file's bytes, or of a folder's file names and bytes: the same content has the same hash anywhere.
 
-    The energy bill and the list of contents in the folder are excluded: the bill changes when its run ends.
+    Energy bill, list of contents and model card in the folder are excluded: they are written when a run ends.
     """
     if path.is_file():
         return _file_digest(path).hex()
     if not path.is_dir():
         raise NotFoundError(f"there is no file or folder {path.absolute()}", "check the path")
     whole = hashlib.sha256()
-    ours = (path / BILL, path / CONTENTS)
+    ours = (path / BILL, path / CONTENTS, path / CARD)
     files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file() and file not in ours}
     for relative, file in sorted(files.items()):
         # A name contains no NUL byte and a digest has 32 bytes, so different folders give different streams.

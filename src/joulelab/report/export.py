@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
@@ -16,13 +17,24 @@ import joulelab
 from joulelab.errors import UsageError
 from joulelab.meter.figures import EnergyFigure, method_text, relative_text
 from joulelab.meter.grids import Co2e, GridFactor
+from joulelab.meter.grids import co2e as co2e_of
 from joulelab.report.compare.break_even_report import RowBreakEven, break_even_rows
 from joulelab.report.compare.comparison import Comparison, EnergyRatio, QualityDifference, Row
 from joulelab.report.compare.pareto import pareto_rows, why_no_front
 from joulelab.report.compare.verdict import verdict
 from joulelab.report.energy_sums import is_teacher, is_teacher_work, mixes_methods
-from joulelab.report.tables.bill_tables import COMPONENTS, BillLine, EnergyBill
-from joulelab.runs.artifacts import ELSEWHERE, Ancestor
+from joulelab.report.tables.bill_tables import (
+    COMPONENTS,
+    BillLine,
+    EnergyBill,
+    artifact_bill,
+    bill_grids,
+    sentences,
+)
+from joulelab.report.tables.grid import to_markdown
+from joulelab.report.tables.provenance import portable, reproduce_command
+from joulelab.runs.artifacts import CARD, ELSEWHERE, UNMETERED, Ancestor, Bill, read_bill
+from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import RunRecord
 from joulelab.stats import Interval
 from joulelab.units import J_PER_KWH, J_PER_WH
@@ -256,6 +268,14 @@ def model_card(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None) -> 
         raise UsageError(f"{bill.title} is a group, and a model card describes one model", "pass the run that made it")
     if co2e is None or grid is None:
         raise UsageError("a model card needs CO2e", NO_GRID)
+    return _front_matter({"co2_eq_emissions": _emissions(bill, co2e, grid)})
+
+
+def _front_matter(front: Mapping[str, Any]) -> str:
+    return "---\n" + yaml.safe_dump(dict(front), sort_keys=False, allow_unicode=True, width=100) + "---\n"
+
+
+def _emissions(bill: EnergyBill, co2e: Co2e, grid: GridFactor) -> dict[str, Any]:
     low_g, high_g = _grams(co2e)
     whole, building = bill.whole, "" if co2e.with_pue_co2e_g_low is None else " with the building (PUE)"
     shared = f", teacher shared by {bill.students} students" if bill.students > 1 else ""
@@ -267,18 +287,81 @@ def model_card(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None) -> 
         f"({method_text(whole, bill.mixed)}{shared}), {low_g:.3g} to {high_g:.3g} g{building} "
         f"on the grid {grid.name}, {grid.year}{unknown}"
     )
-    front: dict[str, Any] = {
-        "co2_eq_emissions": {
-            "emissions": float(f"{(low_g + high_g) / 2:.3g}"),
-            "source": source,
-            "training_type": training_type(bill),
-            "geographical_location": grid.name,
-        }
+    emissions: dict[str, Any] = {
+        "emissions": float(f"{(low_g + high_g) / 2:.3g}"),
+        "source": source,
+        "training_type": training_type(bill),
+        "geographical_location": grid.name,
     }
     hardware = _hardware(bill)
-    if hardware:
-        front["co2_eq_emissions"]["hardware_used"] = hardware
-    return "---\n" + yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=100) + "---\n"
+    return {**emissions, "hardware_used": hardware} if hardware else emissions
+
+
+# The model card that a run writes into the folder of each model that it made.
+
+
+_COMMIT_DIGITS = 40
+_WEIGHTS = ("*.safetensors", "*.bin", "model.pt")
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
+
+def write_model_cards(paths: RunPaths, record: RunRecord) -> None:
+    """`README.md` of the models of a closed run, in the Hub's format."""
+    for folder in sorted(paths.artifacts.glob("*")):
+        bill = read_bill(folder)
+        if bill is not None and bill.key in record.made and any(any(folder.glob(name)) for name in _WEIGHTS):
+            (folder / CARD).write_text(folder_card(bill, paths, record), encoding="utf-8")
+
+
+def folder_card(bill: Bill, paths: RunPaths, record: RunRecord) -> str:
+    energy = artifact_bill(bill, paths.folder.parent)
+    grams = co2e_of(energy.whole, energy.grid, energy.pue)
+    outside = [one for one in bill.ancestry if one.made_by == ELSEWHERE and one.kind != UNMETERED]
+    models = [one for one in outside if one.kind in ("model", "weights", "fine-tuned-teacher")]
+    bases = [one for one in models if one.used_as != "teacher" and not _only_teaches(one.name, record.spec)]
+    teachers = [one for one in models if one not in bases]
+    data = [one for one in outside if one not in models]
+    front: dict[str, Any] = {
+        "library_name": "transformers" if (paths.artifacts / energy.title / "config.json").exists() else "pytorch"
+    }
+    for field, found in (("base_model", bases), ("datasets", data)):
+        names = list(dict.fromkeys(name for one in found if (name := _hub_name(one)) is not None))
+        if names:
+            front[field] = names[0] if field == "base_model" and len(names) == 1 else names
+    front["tags"] = ["joulelab", "energy"]
+    if grams is not None and energy.grid is not None:
+        front["co2_eq_emissions"] = _emissions(energy, grams, energy.grid)
+    bill_command = f"joulelab bill {record.run_id}/{energy.title} --grid FR --format model-card"
+    carbon = [] if grams else [f"CO2e is not stated, because no grid was set: `{bill_command}`."]
+    lines = [
+        f"# {record.name}: {energy.title}",
+        str(record.spec.get("about") or f"Method: {record.label or record.name}."),
+        "## Made from",
+        "\n".join(
+            f"- {role}: {_input_text(one)}"
+            for role, some in (("base model", bases), ("teacher", teachers), ("data", data))
+            for one in some
+        )
+        or "- randomly initialized weights and generated data",
+        "## Energy",
+        "\n\n".join([*sentences(energy, grams), *carbon]),
+        *(to_markdown(grid).strip() for grid in bill_grids(energy)),
+        "## How to reproduce",
+        f"    {reproduce_command(record)}",
+        f"joulelab {joulelab.__version__}, run {record.run_id}. `bill.json` has the same energy with all ancestors.",
+    ]
+    return _front_matter(front) + "\n" + "\n\n".join(lines) + "\n"
+
+
+def _hub_name(one: Ancestor) -> str | None:
+    """`org/name` of what came from the hub; the key of what was loaded from a file has its path and content hash."""
+    name = one.key.removeprefix("external:").rpartition("@")[0].partition(":")[0]
+    return name if _HUB_NAME.fullmatch(name) and len(one.key.rpartition("@")[2]) == _COMMIT_DIGITS else None
+
+
+def _input_text(one: Ancestor) -> str:
+    commit = one.key.rpartition("@")[2]
+    return f"{one.name} at commit {commit}" if _hub_name(one) else f"{portable(one.name)} (content {commit})"
 
 
 def _hardware(bill: EnergyBill) -> str:

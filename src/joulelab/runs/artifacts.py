@@ -36,6 +36,8 @@ from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.phases import PART, Shard
 
 BILL = "bill.json"
+CARD = "README.md"
+"""Model card of a model's folder. It describes the files and is none of them: it changes no key and no content hash."""
 ELSEWHERE = "elsewhere"
 UNMETERED = "unmetered-work"
 """Kind of an ancestor that stands for work on an artifact which no meter of its run recorded."""
@@ -259,7 +261,8 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 def list_contents(folder: Path) -> None:
     """Write the list of files. The bill is not on it: it is written later and changes when the run ends."""
     _refuse_to_replace(folder / CONTENTS)
-    files = [path for path in folder.rglob("*") if path.is_file() and path not in (folder / BILL, folder / CONTENTS)]
+    ours = (folder / BILL, folder / CONTENTS, folder / CARD)
+    files = [path for path in folder.rglob("*") if path.is_file() and path not in ours]
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(files)}
     sums, remaining = {}, SUMMED_BYTES
     # Smallest first: configurations, indices and labels, where one flipped byte changes the meaning

@@ -180,9 +180,17 @@ class RunAttempt:
             with suppress(OSError):  # a full disk may not even hold this; readers then derive `truncated`
                 mark_failed(self._paths, failure)
             raise failure from error or write_error
+        self._write_model_cards(record)
         for text in compact_run(self._paths, context.attempt if context else 0).kept:
             self._progress.write(f"Trace not compacted: {text}")
         return record
+
+    def _write_model_cards(self, record: RunRecord) -> None:
+        """A card describes what the run made; a problem with it is no reason to fail the run."""
+        try:
+            lookup.CALCULATIONS.resolve("model-cards")(self._paths, record)
+        except Exception as problem:
+            self._progress.write(f"warning: no model card was written: {type(problem).__name__}: {problem}")
 
     def _start_trackers(self, trace: Path) -> None:
         if self._spec.trackers:

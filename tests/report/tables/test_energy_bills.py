@@ -10,13 +10,16 @@ import yaml
 from typer.testing import CliRunner
 
 from joulelab.cli.main import app
+from joulelab.data import sources
 from joulelab.meter.figures import missing
 from joulelab.meter.importers import emissions_csv
 from joulelab.report.energy_sums import run_energy
-from joulelab.report.export import codecarbon_csv, training_type
+from joulelab.report.export import codecarbon_csv, training_type, write_model_cards
 from joulelab.report.tables.bill_tables import find_bill, run_bill
-from joulelab.runs.artifacts import Bill, write_bill
+from joulelab.runs.artifacts import Bill, external, read_bill, write_bill
+from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import EnergyByComponent
+from joulelab.runs.store import load_record
 
 
 @pytest.fixture
@@ -85,6 +88,35 @@ def test_a_model_card_has_grams_and_what_they_rest_on(store: Path) -> None:
     assert card["emissions"] == pytest.approx(middle_g, rel=0.01) and "with the building" in card["source"]
     assert "energy counter" in card["source"] and "sample:minilm" in card["source"]
     assert card["training_type"] == "pre-training"  # the weights from elsewhere are its teacher's
+
+
+def test_the_folder_of_a_model_has_a_card_that_the_hub_reads(made, store: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    folder = next(store.glob("made-KD-*"))
+    bill = read_bill(folder / "artifacts" / "final_model")
+    assert bill is not None
+    base = external("org/base@v1", "model", f"org/base@{'b' * 40}", commit="b" * 40).artifact
+    base = base.model_copy(update={"used_as": "student"})
+    data = external("org/texts:part", "text", f"org/texts:part@{'c' * 40}", commit="c" * 40).artifact
+    file = external("/home/me/texts.csv", "text", "/home/me/texts.csv@0123456789abcdef").artifact
+    write_bill(
+        folder / "artifacts" / "final_model", bill.model_copy(update={"ancestry": (*bill.ancestry, base, data, file)})
+    )
+    (folder / "artifacts" / "final_model" / "model.safetensors").write_bytes(b"weights")
+    before = sources.content_hash(folder / "artifacts" / "final_model")
+    record = load_record(folder)
+    spec = {**record.spec, "teacher": {"model": "sample:minilm"}, "student": {"model": "org/base@v1"}}
+    record = record.model_copy(update={"made": (bill.key,), "spec": spec})
+    write_model_cards(RunPaths(folder), record)
+    text = (folder / "artifacts" / "final_model" / "README.md").read_text()
+    card = hub.ModelCard(text).data.to_dict()
+    assert card["base_model"] == "org/base"
+    assert card["datasets"] == ["org/texts"]
+    assert card["co2_eq_emissions"]["emissions"] > 0 and "Wh" in card["co2_eq_emissions"]["source"]
+    assert f"base model: org/base@v1 at commit {'b' * 40}" in text
+    assert "teacher: sample:minilm" in text and "/home/me" not in text
+    assert "| teacher | inherited |" in text and "## How to reproduce\n\n    joulelab run " in text
+    assert sources.content_hash(folder / "artifacts" / "final_model") == before  # the card changes no key
 
 
 @pytest.mark.parametrize(
