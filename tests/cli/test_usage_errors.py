@@ -7,6 +7,11 @@ import sys
 import pytest
 from commands import joulelab, joulelab_here
 
+from joulelab.cli.console import SCREEN_LINES
+from joulelab.cli.run import settings_lines
+from joulelab.runs.groups import check_group
+from joulelab.runs.spec import read_layers
+
 
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -208,6 +213,16 @@ def test_a_dry_run_prints_the_merged_settings_and_runs_nothing(tmp_path):
     assert "seed: 9" in done.stdout
     assert "alpha: 1.0" in done.stdout
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_terminal_gets_a_screen_of_settings_that_are_not_defaults():
+    """`run demo --dry-run` printed 931 lines of YAML."""
+    _, specs = check_group(read_layers("demo"), {})
+    lines = settings_lines({f"{spec.label}, seed {spec.seed}": spec for spec in specs}, 80)
+    assert len(lines) <= SCREEN_LINES and max(map(len, lines)) <= 80
+    assert lines[1].startswith("all runs: ") and "response KD, seed 1: distill.alpha=0.3 distill.feat_beta=0.0" in lines
+    alone = settings_lines({"": specs[1]}, 80)
+    assert "distill.alpha=1.0" in alone and "pipeline=classify" in alone
 
 
 @pytest.mark.parametrize("words", [["run", "demo"], ["run", "kd-tiny"], ["sweep", "train", "gpt2", "--size", "tiny"]])

@@ -316,7 +316,7 @@ def infer_models(store: Path, name: str, specs: list[RunSpec], sort: str, dry_ru
 
     require_inputs(specs, RunOptions(store, dry_run=dry_run))
     if dry_run:
-        print_settings({spec.label: spec.model_dump(mode="json") for spec in specs}, as_json)
+        print_settings({spec.label: spec for spec in specs}, as_json)
         return
     about = f"Inference of {len(specs)} models"
     folder = create_group(store, specs, name=name, about=about, sweep=True).folder

@@ -219,7 +219,7 @@ def _head(name: str, question: str, baseline: str, facts: str) -> str:
     return f"""\
 # {question}
 # Written by `joulelab new compare`. {facts}
-#   joulelab run {name} --dry-run     print all settings of all runs
+#   joulelab run {name} --dry-run     print the settings of all runs
 #   joulelab run {name}               run them and compare quality and energy, the teacher's included
 #   joulelab explain KEY              what a setting means
 about: {question}

@@ -121,7 +121,13 @@ RunsDir = Annotated[
     typer.Option("--runs-dir", help="Store of runs (default: JOULELAB_RUNS, else ./runs).", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and print the merged settings without running.")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Check and print the settings without running; on a terminal those that are not defaults, with -v all.",
+    ),
+]
 EstimateCpu = Annotated[
     bool, typer.Option("--estimate-cpu", help="Also estimate CPU energy from CPU time (labeled as an estimate).")
 ]

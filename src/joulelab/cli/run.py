@@ -207,8 +207,7 @@ def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
         group, specs = check_group(settings, changes, lambda spec: _checks(spec, options))
         if options.dry_run:
             named = [f"{number}: {label_of(spec)}, seed {spec.seed}" for number, spec in enumerate(specs, start=1)]
-            members = {name: spec.model_dump(mode="json") for name, spec in zip(named, specs, strict=True)}
-            print_settings(members, options.as_json)
+            print_settings(dict(zip(named, specs, strict=True)), options.as_json)
             return
         made = create_group(options.store, specs, name=group.name, about=group.about, baseline=group.baseline)
         run_group_folder(made.folder, options.as_json)
@@ -240,7 +239,7 @@ def start_run(spec: RunSpec, options: RunOptions) -> None:
         require_no_runs(run_dir)
     require_inputs([spec], options)
     if options.dry_run:
-        print_settings(spec.model_dump(mode="json"), options.as_json)
+        print_settings({"": spec}, options.as_json)
     elif not ran_as_worker(run_dir.absolute().parent if run_dir else options.store, spec.pipeline, options.until):
         if run_dir is None:
             run_folder(create_run(options.store, spec).folder, options)
@@ -436,15 +435,60 @@ def execute_members(folder: Path, run_one: Callable[[RunPaths, Progress], RunRec
         return execute_group(GroupPaths(folder), progress, run_member)
 
 
-def print_settings(settings: Mapping[str, object], as_json: bool = False) -> None:
-    if as_json:
-        import json
+def print_settings(specs: Mapping[str, RunSpec], as_json: bool = False) -> None:
+    """Settings of runs by name; a single run has the name "" and is printed without one.
 
-        print(json.dumps(settings, indent=2))
-        return
+    A terminal gets a screen: the settings that are not defaults, of several runs first those that all share. Files,
+    pipes and -v get all settings as YAML.
+    """
+    import json
+    import shutil
+
     import yaml
 
-    print(yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True), end="")
+    from joulelab.cli.console import print_lines
+
+    complete = {name: spec.model_dump(mode="json") for name, spec in specs.items()}
+    settings = complete.get("", complete)
+    if as_json:
+        print(json.dumps(settings, indent=2))
+    elif detail() == "verbose" or not sys.stdout.isatty():
+        print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
+    else:
+        print_lines(settings_lines(specs, shutil.get_terminal_size().columns), more="all settings, as YAML")
+
+
+# The title of a member stands for them.
+_IN_TITLE = ("name", "about", "label", "seed")
+
+
+def settings_lines(specs: Mapping[str, RunSpec], width: int) -> list[str]:
+    """`key.path=value`, as on the command line, for what is not a default."""
+    import textwrap
+
+    changed = {name: _dotted(spec.model_dump(mode="json", exclude_defaults=True)) for name, spec in specs.items()}
+    first, *others = changed.values()
+    shared = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    if not others:
+        return list(shared.values())
+    lines = ["settings that are not defaults"]
+    for name, own in {"all runs": shared, **changed}.items():
+        texts = [text for key, text in own.items() if own is shared or key not in (*shared, *_IN_TITLE)]
+        lines += textwrap.wrap(f"{name}: {' '.join(texts)}", width, subsequent_indent="  ", break_on_hyphens=False)
+    return lines
+
+
+def _dotted(settings: Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    """Each setting as `key.path=value`, by its path."""
+    import json
+
+    found: dict[str, str] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= _dotted(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = f"{prefix}{key}={value if isinstance(value, str) else json.dumps(value)}"
+    return found
 
 
 def demo(

@@ -141,7 +141,7 @@ def start(store: Path, specs: list[RunSpec], name: str, dry_run: bool, as_json: 
 
     require_inputs(specs, RunOptions(store, dry_run=dry_run))
     if dry_run and as_json:
-        print_settings({_member_name(spec): spec.model_dump(mode="json") for spec in specs}, as_json)
+        print_settings({_member_name(spec): spec for spec in specs}, as_json)
         return
     if dry_run:
         print("\n".join(map(_member_name, specs)))

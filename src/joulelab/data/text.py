@@ -155,8 +155,7 @@ def chosen_column(
         return names[number - 1]
     guess = lookup.nearest(str(chosen), names)
     raise ConfigError(
-        f"data.{what}_column={chosen}: {source} has no such column"
-        + (f"; did you mean '{guess}'?" if guess else f"; found {', '.join(names) or 'none'}"),
+        f"data.{what}_column={chosen}: {source} has no such column" + (f"; did you mean '{guess}'?" if guess else ""),
         f"columns of {source}: {', '.join(names) or 'none'}",
     )
 

@@ -110,8 +110,8 @@ class GridView:
         return table
 
     def _widths(self, width: int) -> list[int | None]:
-        """Width of each column: no word is broken as long as there is room. What is left over goes first to the columns
-        that need the least more, so that few columns fold. All None if words must be broken: rich decides where."""
+        """Width of each column: long words are kept whole before columns are, and those that need the least more
+        come first, so that few columns fold. All None if words must be broken: rich decides where."""
         kept, numbers = self._kept_whole(width), range(len(self.grid.columns))
         wanted = [self._longest(number, whole=True) for number in numbers]
         words = [min(self._longest(number, whole=False), _LONGEST_KEPT_WORD) for number in numbers]
@@ -119,9 +119,10 @@ class GridView:
         room = width - sum(widths) - _GUTTER * len(widths)
         if room < 0:
             return [None for _ in widths]
-        for number in sorted(numbers, key=lambda number: wanted[number] - widths[number]):
-            more = min(wanted[number] - widths[number], room)
-            widths[number], room = widths[number] + more, room - more
+        for target in ([self._longest(number, whole=False) for number in numbers], wanted):
+            for number in sorted(numbers, key=lambda number: target[number] - widths[number]):
+                more = max(0, min(target[number] - widths[number], room))
+                widths[number], room = widths[number] + more, room - more
         return list(widths)
 
     def _kept_whole(self, width: int) -> list[int]:
