@@ -130,6 +130,10 @@ def test_no_absolute_path_is_in_a_command_to_reproduce(made) -> None:
     program = measured_program(made, "train", ("python", "/data/programs/train.py", "--data=/data/texts/reviews.csv"))
     command = provenance.reproduce_command(program)
     assert command == "joulelab measure --warmup=2 -- python PATH/train.py --data=PATH/reviews.csv"
+    energy = {"total_energy_policy": "machine", "grid": "FR", "gpus": "none", "sample_interval_s": 0.5, "later": 1}
+    changed = program.model_copy(update={"spec": {**program.spec, "energy": energy}})
+    flags = "--warmup=2 --scope=machine --grid=FR --set=energy.gpus=none"
+    assert provenance.reproduce_command(changed).startswith(f"joulelab measure {flags} -- python"), "what is counted"
     assert provenance.portable('"~/data/a.csv"') == '"PATH/a.csv"'
     assert provenance.portable("https://host/a/b") == "https://host/a/b"
     assert provenance.portable("org/model") == "org/model" and provenance.portable("./my.py") == "./my.py"

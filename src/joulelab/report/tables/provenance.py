@@ -128,6 +128,7 @@ def reproduce_command(record: RunRecord) -> str:
     if pipeline == "measure":
         usual = {"repeat": 1, "warmup": 0}
         flags = [f"--{name}={spec[name]}" for name in usual if spec.get(name, usual[name]) != usual[name]]
+        flags += _energy_flags(spec.get("energy", {}))
         program = [portable(str(word)) for word in spec.get("command", ())]
         return shlex.join(["joulelab", "measure", *flags, "--", *program])
     try:
@@ -142,6 +143,24 @@ def reproduce_command(record: RunRecord) -> str:
         if _has(spec, key)
     ]
     return shlex.join(["joulelab", *words, *settings])
+
+
+_SHORT_FLAGS = {"grid": "--grid", "price": "--price"}
+
+
+def _energy_flags(energy: Mapping[str, Any]) -> list[str]:
+    """Options of `joulelab measure` for settings of the meter that are not defaults: they change what is counted."""
+    defaults = check({"pipeline": "measure", "name": "x"}).model_dump(mode="json")["energy"]
+    flags: list[str] = []
+    for key, value in energy.items():
+        if key not in defaults or value == defaults[key]:
+            continue
+        text = value if isinstance(value, str) else json.dumps(value)
+        if key == "total_energy_policy" and value == "machine":
+            flags.append("--scope=machine")
+        else:
+            flags.append(f"{_SHORT_FLAGS.get(key, f'--set=energy.{key}')}={portable(text)}")
+    return flags
 
 
 def _shipped(record: RunRecord) -> tuple[list[str], dict[str, Any]]:
