@@ -575,7 +575,7 @@ def print_jobs(folder: Path, jobs: JobsFile, as_json: bool) -> None:
     for job in jobs.jobs:
         tasks = f" x {len(job.runs)}" if job.array and job.runs else ""
         after = f"  after {job.after}" if job.after else ""
-        lines.append(f"{job.job_id}  {job.key}{tasks}  {job.about}{after}")
+        lines.append(f"job {job.job_id}  {job.key}{tasks}  {job.about}{after}")
     print_lines(lines)
     note(f"scripts and logs: {folder / 'slurm'}")
     note(f"watch:  joulelab watch {folder.name}")

@@ -303,7 +303,7 @@ def watch_grids(watched: WatchedJobs) -> tuple[Grid, ...]:
     grids = [_runs_grid(watched)]
     if watched.jobs:
         rows = [(job.key, job.job_id, job.state, job.reason or NOTHING) for job in watched.jobs]
-        grids.append(make_grid("Jobs", "Job!|Id!|State!|Reason", rows))
+        grids.append(without_empty_columns(make_grid("Jobs", "Job!|Id!|State!|Reason", rows)))
     return tuple(grids)
 
 

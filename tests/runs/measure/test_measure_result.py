@@ -68,3 +68,15 @@ def test_a_short_estimate_names_the_steps_of_cpu_time_and_no_sensor():
         "40 ms is short for an estimate from CPU time, which is counted in steps of 10 ms; "
         "the program should run for at least 0.1 s"
     )
+
+
+def test_a_random_error_far_below_the_scale_error_of_an_estimate_is_no_warning():
+    """Next to `±70 %, estimated`, a warning said that the random interval is wider than 5 %."""
+    found = stage("counter latch")
+    scale = {"method": "estimated", "sources": ("estimate:cpu",), "gain_error_rel": 0.7}
+    found.best = found.best.model_copy(update=scale)
+    assert caveats([found], None, trace()) == []
+    found.best = found.best.model_copy(update={"coverage": 0.72})
+    assert len(caveats([found], None, trace())) == 1, "a lower bound is another matter"
+    found.best = found.best.model_copy(update={"coverage": 1.0, "half_width_j": 2_500.0})
+    assert len(caveats([found], None, trace())) == 1

@@ -109,12 +109,19 @@ def caveats(stages: list[StageRecord], summary: RepeatSummary | None, trace: Tra
             f"the program should run for at least {duration_text(REFRESHES_FOR_A_WINDOW * refresh_s)}"
         )
     else:
-        wide = [stage for stage in with_energy if _relative_half_width(stage.best) > LARGE_SPREAD]
+        wide = [stage for stage in with_energy if _relative_half_width(stage.best) > _matters_above(stage.best)]
         cause = _why_wide(wide, trace, repeated=summary is not None) if wide else None
         bound = any(stage.best.is_lower_bound for stage in wide)
         effect = "the energy is a lower bound" if bound else "the random interval is wider than 5 % of the energy"
         warnings += [f"{effect}: {cause}"] if cause else []
     return warnings
+
+
+def _matters_above(figure: EnergyFigure) -> float:
+    """Relative random error from which it is worth a warning: next to ±70 % of an estimate's scale, 6 % is not."""
+    if figure.measured or figure.is_lower_bound:
+        return LARGE_SPREAD
+    return max(LARGE_SPREAD, figure.gain_error_rel or 0.0)
 
 
 def _relative_half_width(figure: EnergyFigure) -> float:
