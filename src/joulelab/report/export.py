@@ -350,7 +350,7 @@ def folder_card(bill: Bill, paths: RunPaths, record: RunRecord) -> str:
         f"    {reproduce_command(record)}",
         f"joulelab {joulelab.__version__}, run {record.run_id}. `bill.json` has the same energy with all ancestors.",
     ]
-    return _front_matter(front) + "\n" + "\n\n".join(lines) + "\n"
+    return portable(_front_matter(front) + "\n" + "\n\n".join(lines) + "\n")
 
 
 def _hub_name(one: Ancestor) -> str | None:
@@ -361,7 +361,7 @@ def _hub_name(one: Ancestor) -> str | None:
 
 def _input_text(one: Ancestor) -> str:
     commit = one.key.rpartition("@")[2]
-    return f"{one.name} at commit {commit}" if _hub_name(one) else f"{portable(one.name)} (content {commit})"
+    return f"{one.name} at commit {commit}" if _hub_name(one) else f"{one.name} (content {commit})"
 
 
 def _hardware(bill: EnergyBill) -> str:
