@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from joulelab.report.compare.break_even_report import break_even_rows
+from joulelab.meter.figures import EnergyFigure, ErrorComponent
+from joulelab.report.compare.break_even_report import _once, break_even_rows
 from joulelab.report.compare.differences import CPU_CONTENTION
-from joulelab.report.compare.method_rows import compare
+from joulelab.report.compare.method_rows import _mean, compare
 from joulelab.report.compare.pareto import pareto_rows
 from joulelab.report.compare.verdict import break_even_sentence, verdict
 from joulelab.report.energy_sums import NOT_METERED
@@ -224,3 +226,18 @@ def test_the_curve_falls_to_the_student_alone(made, tmp_path: Path) -> None:
     assert (first["n"], last["n"]) == (1, 1000)
     assert (first["net"], last["net"]) == pytest.approx((770 - 60, 0.77 - 60))
     assert figure.spec["datasets"]["marks"][-1]["n"] == pytest.approx(770 / 60)
+
+
+def test_errors_that_stages_share_add_up_in_sums_and_means() -> None:
+    """The lag of the samples moves all figures of a driver together; it was added in quadrature."""
+    lag = ErrorComponent(name="sample lag", joules=(-3.0, 3.0), shared=True)
+    figure = EnergyFigure(energy_j=100.0, method="counter").with_errors(
+        lag, ErrorComponent(name="counter latch", joules=(4.0,))
+    )
+    part = SimpleNamespace(figure=figure, key=None, kind="own", inherited=False)
+    spent = _once([SimpleNamespace()], lambda run: [part, part])
+    assert (spent.value, 1.96 * spent.standard_error) == pytest.approx(
+        (200.0, math.hypot(6.0, 4.0 * math.sqrt(2))), rel=1e-3
+    )
+    mean = _mean({0: [part], 1: [part]}, billed=[0, 1])
+    assert (mean.energy_j, mean.half_width_j) == pytest.approx((100.0, math.hypot(3.0, 4.0 / math.sqrt(2))))

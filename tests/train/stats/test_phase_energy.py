@@ -17,10 +17,10 @@ from stats_training import (
 
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
-from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.figures import EnergyFigure, ErrorComponent
 from joulelab.train.stats import phase_times
 from joulelab.train.stats.hooks import NoOpStats, StatsList
-from joulelab.train.stats.isolated import Isolation, LoopPlan, Snapshot
+from joulelab.train.stats.isolated import LOOP_OF_PHASE, Isolation, LoopPlan, LoopWindow, Snapshot, isolated_energy
 from joulelab.train.stats.phase_energy import AveragedEnergyStats, EnergyStats
 from joulelab.train.stats.step_energy import CleanWindow, energy_per_step, last_timestamp_ns
 from joulelab.train.trainer import TrainerCallbacks
@@ -137,6 +137,18 @@ def test_time_without_readings_widens_the_energy_of_a_step():
     found = energy_per_step([CleanWindow(((0, 10 * NS),), steps=100)], lambda spans: seen).step
     assert found.energy_j == pytest.approx(10.0)
     assert found.half_width_j >= 3.0
+
+
+def test_the_lag_of_the_samples_adds_up_over_rounds_and_cancels_between_loops():
+    """It is the same in all windows; added in quadrature over four rounds, half of it was lost."""
+    lag = ErrorComponent(name="sample lag", joules=(-2.0, 2.0), shared=True)
+    latch = ErrorComponent(name="counter latch", joules=(1.0,))
+    seen = EnergyFigure(energy_j=100.0, method="counter").with_errors(lag, latch)
+    loops = dict.fromkeys([*LOOP_OF_PHASE.values(), "step"])
+    windows = [LoopWindow(loop, number, 0, 5 * NS, repetitions=10) for number in range(4) for loop in loops]
+    found = isolated_energy(windows, lambda spans: seen)
+    assert found.step.half_width_j == pytest.approx((0.2**2 + 0.05**2) ** 0.5)
+    assert found.phases["backward"].half_width_j == pytest.approx(0.1 * (2 / 4) ** 0.5)
 
 
 def test_a_step_that_isolation_does_not_repeat_faithfully_is_flagged(machine, monkeypatch):

@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.figures import EnergyFigure, total
 from joulelab.meter.trace import read_lines
 from joulelab.report.compare.comparison import ComparedRun, Comparison, Row
 from joulelab.report.compare.differences import CPU_CONTENTION, pairs_of
@@ -371,8 +371,7 @@ def _once(runs: Sequence[ComparedRun], of: Callable[[ComparedRun], list[Part]]) 
     # not n measurements.
     if max(sums) - min(sums) > 1e-9 * max(sums):
         return Estimate.of_repeats(sums)
-    half_widths = [part.figure.half_width_j or 0.0 for part in of(runs[0])]
-    return Estimate.of_half_width(sums[0], math.hypot(*half_widths))
+    return Estimate.of_half_width(sums[0], total(part.figure for part in of(runs[0])).half_width_j or 0.0)
 
 
 def _by_items(row: Row, teacher: Row, comparison: Comparison) -> RowBreakEven:

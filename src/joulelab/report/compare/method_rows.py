@@ -124,9 +124,9 @@ def _mean(by_run: Mapping[int, Sequence[Part]], billed: Sequence[int]) -> Energy
     mean = total([figure for figures in once.values() for figure in figures])
     if mean.energy_j is None:
         return mean
-    half_widths_j = [len(figures) * (figures[0].half_width_j or 0.0) for figures in once.values()]
-    half_width_j = math.hypot(*half_widths_j) / len(billed)
-    return mean.with_interval(mean.energy_j / len(billed), half_width_j)
+    errors = total([figures[0].scaled(len(figures)) for figures in once.values()]).scaled(1 / len(billed)).errors
+    scaled = mean.scaled(1 / len(billed)).model_copy(update={"errors": (), "half_width_j": None})
+    return scaled.with_errors(*errors)
 
 
 _WITH_TEACHER = attrgetter("joules.with_teacher", "joules.mixed", "joules.incomplete")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from joulelab.errors import ConfigError
-from joulelab.meter.figures import estimate_note
+from joulelab.meter.figures import estimate_note, total
 from joulelab.report.compare.comparison import Comparison, run_name
 from joulelab.report.compare.differences import CPU_CONTENTION
 from joulelab.report.energy_sums import NOT_METERED, mixes_methods, parts_of, why_incomplete
@@ -166,11 +166,11 @@ def _spent_once(student: RunRecord, made_by: RunRecord | None) -> _Spent:
         return _Spent(None, "the distillation is partly measured and partly estimated")
     if any(figure.cpu_contention for figure in known):
         return _Spent(None, "CPU contention while the student was made")
-    half_width_j = math.hypot(*(figure.half_width_j or 0.0 for figure in known))
     whose = "the stages that made the student, from its lineage"
     if made_by is not None:
         whose = f"all of {made_by.run_id} except the teacher's training, evaluation and overhead included{doubt}"
-    joules = Estimate.of_half_width(sum(figure.energy_j or 0.0 for figure in known), half_width_j)
+    spent = total(known)
+    joules = Estimate.of_half_width(spent.energy_j or 0.0, spent.half_width_j or 0.0)
     return _Spent(joules, whose, estimated=not known[0].measured)
 
 

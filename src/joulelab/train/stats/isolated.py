@@ -46,7 +46,7 @@ from torch import Tensor
 
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
-from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.figures import EnergyFigure, ErrorComponent, add_errors, combined_half_width_j
 from joulelab.stats import mean_t
 from joulelab.train.stats.step_energy import PerStep, Reader
 
@@ -403,7 +403,7 @@ class _LoopEnergy:
     """One loop in one round, per optimizer step."""
 
     energy_j: float
-    half_width_j: float
+    errors: tuple[ErrorComponent, ...]
     duration_s: float
 
 
@@ -458,24 +458,25 @@ def _complete_rounds(windows: Sequence[LoopWindow], read: Reader) -> Rounds:
         # Scaled to full coverage: up to 5 % of a window without readings is taken to be like the
         # rest, and windows with more are left out.
         scale = window.repetitions * figure.coverage
-        energy = _LoopEnergy(
-            figure.energy_j / scale, (figure.half_width_j or 0.0) / scale, window.duration_s / window.repetitions
-        )
+        each = figure.scaled(1 / scale)
+        energy = _LoopEnergy(figure.energy_j / scale, each.error_components, window.duration_s / window.repetitions)
         rounds.setdefault(window.round, {})[window.loop] = energy
     return [measured for measured in rounds.values() if len(measured) == loops]
 
 
 def _difference(rounds: Rounds, loop: str, before: str | None) -> PerStep:
-    nothing = _LoopEnergy(0.0, 0.0, 0.0)
+    nothing = _LoopEnergy(0.0, (), 0.0)
     pairs = [(loops[loop], loops[before] if before else nothing) for loops in rounds]
     # Differences within a round: what both loops of a round have in common, such as the temperature
     # of the card, is not in their spread.
     energies_j = [more.energy_j - less.energy_j for more, less in pairs]
     spread = mean_t(energies_j)
     spread_j = spread.high - spread.value if len(pairs) > 1 else 0.0
-    # The mean of n differences of independent windows: variances add over 2n windows, divided by
-    # n^2.
-    meter_j = math.sqrt(sum(more.half_width_j**2 + less.half_width_j**2 for more, less in pairs)) / len(pairs)
+    # The mean of n differences over 2n windows. Independent errors add in quadrature; the lag of the samples is the
+    # same in all windows, so it adds up over rounds and cancels in a difference. Missing time has no common sign.
+    signed = [(one, sign) for more, less in pairs for part, sign in ((more, 1.0), (less, -1.0)) for one in part.errors]
+    errors = add_errors(one.scaled(abs(sign) if one.name == "missing time" else sign) for one, sign in signed)
+    meter_j = combined_half_width_j(errors) / len(pairs)
     return PerStep(
         method="isolated",
         energy_j=spread.value,
