@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from joulelab.data.batches import BatchSource, TrainingBatch
-from joulelab.data.chat.packing import NOT_TRAINED, CausalBatch, PackedRows, causal_batch
+from joulelab.data.chat.packing import NOT_TRAINED, CausalBatch, PackedRows, RowsInOrder
 from joulelab.errors import ConfigError
 from joulelab.train.optim import autocast
 
@@ -100,21 +100,6 @@ def _evaluation_mode(model: nn.Module, device: torch.device) -> ExitStack:
 
 
 FIGURES, PREDICTED = "held_out.json", "written.npy"
-
-
-class RowsInOrder:
-    """Packed rows as a batch source of one epoch; the last batch may be smaller."""
-
-    def __init__(self, packed: PackedRows, batch_size: int) -> None:
-        self._packed, self._size = packed, batch_size
-
-    @property
-    def batches_per_epoch(self) -> int:
-        return -(-len(self._packed) // self._size)
-
-    def at(self, epoch: int, index: int) -> CausalBatch:
-        start = index * self._size
-        return causal_batch(self._packed, np.arange(start, min(len(self._packed), start + self._size), dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)

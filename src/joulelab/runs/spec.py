@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Self, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from joulelab import lookup
@@ -211,6 +211,17 @@ class Section(BaseModel):
     """Setting -> its values in earlier releases -> current values; accepted with a notice."""
     alternatives: ClassVar[tuple[str, ...]] = ()
     """Settings of which one is used: naming one replaces those of an experiment."""
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        for holds, reason in self._contradictions():
+            if holds:
+                raise ValueError(reason)
+        return self
+
+    def _contradictions(self) -> tuple[tuple[bool, str], ...]:
+        """Combinations of settings that are refused: whether they are given, and the reason."""
+        return ()
 
 
 class RunSpec(Section):

@@ -10,7 +10,7 @@ from joulelab.data.chat.encoding import EncodedDocument
 from joulelab.data.chat.packing import (
     NAME,
     PackedAttention,
-    batches_in_order,
+    RowsInOrder,
     pack,
     register,
     separates_documents,
@@ -53,7 +53,8 @@ def texts():
 
 def summed_loss(model, attention, packed, batch_size):
     total, count = torch.zeros(()), 0
-    for batch in batches_in_order(packed, batch_size):
+    rows = RowsInOrder(packed, batch_size)
+    for batch in (rows.at(0, index) for index in range(rows.batches_per_epoch)):
         logits = model(**attention.inputs(batch)).logits
         total = total + functional.cross_entropy(
             logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), reduction="sum"
@@ -129,7 +130,8 @@ def test_the_flash_kernel_on_bounds_gives_the_same_loss(make):
     assert attention.by_bounds
     packed = pack(texts(), row_length=24, seed=0)
     total = torch.zeros((), device="cuda")
-    for batch in batches_in_order(packed, 2):
+    rows = RowsInOrder(packed, 2)
+    for batch in (rows.at(0, index) for index in range(rows.batches_per_epoch)):
         with torch.autocast("cuda", torch.bfloat16):
             logits = model(**attention.inputs(batch.to(torch.device("cuda")))).logits
         labels = batch.labels[:, 1:].flatten().cuda()

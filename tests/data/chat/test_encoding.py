@@ -10,7 +10,7 @@ from joulelab.data.chat.encoding import (
     EncodedDocument,
     encode_conversation,
     encode_prompt,
-    encode_text,
+    encode_rows,
     tokenizer_sha256,
     write_documents,
 )
@@ -137,10 +137,10 @@ def test_a_prompt_is_read_in_training_as_it_is_when_the_model_answers():
 def test_plain_text_is_trained_whole_with_one_end_even_where_padding_is_the_end():
     tokenizer = made.olmo()
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
-    document = encode_text(tokenizer, "one two three")
+    document = encode_rows(tokenizer, ["one two three"])[0]
     assert document.ids.tolist() == [*tokenizer("one two three").input_ids, tokenizer.eos_token_id]
     assert document.trained.tolist() == [False] + [True] * (len(document) - 1)
-    assert len(encode_text(tokenizer, "one two three", max_tokens=3)) == 3
+    assert len(encode_rows(tokenizer, ["one two three"])[0].cut(3)) == 3
 
 
 def test_the_hash_of_a_tokenizer_is_its_content_and_not_how_it_was_last_called():

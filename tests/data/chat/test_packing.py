@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from joulelab.data.chat.encoding import DocumentList, EncodedDocument
-from joulelab.data.chat.packing import NOT_TRAINED, PADDING, batches_in_order, pack, training_batches
+from joulelab.data.chat.packing import NOT_TRAINED, PADDING, RowsInOrder, pack, training_batches
 from joulelab.errors import ConfigError
 
 END = 7  # both the end of a text and the padding
@@ -50,7 +50,7 @@ def test_little_is_left_empty():
 
 
 def test_the_end_of_a_text_is_learned_though_padding_has_the_same_id():
-    batch = next(batches_in_order(pack(documents(3, 5), row_length=10, seed=0), batch_size=1))
+    batch = RowsInOrder(pack(documents(3, 5), row_length=10, seed=0), batch_size=1).at(0, 0)
     assert batch.labels.tolist() == [[NOT_TRAINED, 14, 15, 16, END, NOT_TRAINED, 11, END, NOT_TRAINED, NOT_TRAINED]]
     assert (batch.tokens, batch.count, batch.samples) == (8, 6, 1)
     assert batch.bounds[:5].tolist() == [0, 5, 8, 10, 10]

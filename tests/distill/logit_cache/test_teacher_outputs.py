@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from joulelab.data.chat.encoding import EncodedDocument
-from joulelab.data.chat.packing import batches_in_order, pack, training_batches
+from joulelab.data.chat.packing import RowsInOrder, pack, training_batches
 from joulelab.distill.logit_cache.cache_store import FlushPolicy, LogitCache, merge_caches
 from joulelab.distill.logit_cache.kd_loss import KdLoss
 from joulelab.distill.logit_cache.teacher_outputs import DistillationBatches, LiveTeacher, require_complete, write_cache
@@ -95,7 +95,7 @@ def test_hidden_states_equal_the_live_teacher_and_an_equal_student_has_loss_0(te
     write(tmp_path, teacher, rows, manifest_of(teacher, "hidden"))
     cache = LogitCache.open(tmp_path)
     assert cache.manifest.numbers == "float32" and cache.bytes_per_token > 4 * 32
-    (batch, *_) = batches_in_order(rows, 2)  # the rows as the teacher saw them: its sums round alike
+    batch = RowsInOrder(rows, 2).at(0, 0)  # the rows as the teacher saw them: its sums round alike
     cached = DistillationBatches(training_batches(rows, 2, seed=0), cache)
     assert {tuple(cached.at(0, 0).to(torch.device("cpu")).ids.shape)} == {(2, 64)}
     keys_of_batch = cache.targets([piece.key for piece in pieces(batch)])

@@ -89,10 +89,6 @@ def encode_conversation(
     return encode_rows(tokenizer, [conversation], template)[0].cut(max_tokens)
 
 
-def encode_text(tokenizer: Any, text: str, max_tokens: int | None = None) -> EncodedDocument:
-    return encode_rows(tokenizer, [text])[0].cut(max_tokens)
-
-
 def encode_prompt(tokenizer: Any, conversation: Conversation, template: ChatTemplate | None = None) -> list[int]:
     """The prompt up to where the assistant's answer begins."""
     text = render_text(tokenizer, conversation, template or template_of(tokenizer), ask_for_answer=True)

@@ -238,11 +238,19 @@ def training_batches(packed: PackedRows, batch_size: int, seed: int) -> Shuffled
     return ShuffledRows(every, batch_size, seed, lambda rows, draw: causal_batch(packed, rows))
 
 
-def batches_in_order(packed: PackedRows, batch_size: int) -> Iterator[CausalBatch]:
-    """For evaluation and for caching teacher outputs: every row once; the last batch may be smaller."""
-    every = np.arange(len(packed), dtype=np.int64)
-    for start in range(0, len(packed), batch_size):
-        yield causal_batch(packed, every[start : start + batch_size])
+class RowsInOrder:
+    """Packed rows as a batch source of one epoch; the last batch may be smaller."""
+
+    def __init__(self, packed: PackedRows, batch_size: int) -> None:
+        self._packed, self._size = packed, batch_size
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-len(self._packed) // self._size)
+
+    def at(self, epoch: int, index: int) -> CausalBatch:
+        start = index * self._size
+        return causal_batch(self._packed, np.arange(start, min(len(self._packed), start + self._size), dtype=np.int64))
 
 
 NAME = "joulelab_packed"

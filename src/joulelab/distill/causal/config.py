@@ -453,9 +453,6 @@ class CausalSpec(LanguageModelSpec):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for holds, reason in self._contradictions():
-            if holds:
-                raise ValueError(reason)
         if self.shard is not None:
             self._check_shard(self.shard)
         limits = {"max_tokens": "budget.tokens", "max_energy_j": "budget.energy_j"}

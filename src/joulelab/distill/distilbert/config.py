@@ -191,13 +191,6 @@ class LmDistillation(DistillSection):
     freeze_token_type_embds: bool = False
     """Do not train the student's token type embeddings; only RoBERTa has them."""
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        for holds, reason in self._contradictions():
-            if holds:
-                raise ValueError(reason)
-        return self
-
     def _contradictions(self) -> tuple[tuple[bool, str], ...]:
         shares = self.word_mask + self.word_keep + self.word_rand
         alphas = self.alpha_ce + self.alpha_mlm + self.alpha_clm + self.alpha_mse + self.alpha_cos

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from joulelab.runs.spec import Section
 
@@ -32,13 +32,6 @@ class GenerationSettings(Section):
     """Texts that end an answer, in addition to the model's end-of-text token; excluded from the answer."""
     seed: int = Field(0, ge=0)
     """Sampling depends only on this seed, the prompt and the answer's number, not on the batch or a resume."""
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        for holds, reason in self._contradictions():
-            if holds:
-                raise ValueError(reason)
-        return self
 
     def _contradictions(self) -> tuple[tuple[bool, str], ...]:
         shaped = self.temperature != 1 or self.top_p != 1 or self.top_k != 0
