@@ -35,14 +35,14 @@ class TestCodeCarbon:
             for task, seconds, kwh in (
                 ("Forward pass", 0.1, 1e-5),
                 ("Backward pass", 0.2, 2e-5),
-                ("Optimisation step", 0.05, 5e-6),
+                ("Update step", 0.05, 5e-6),
             )
         ]
         (record,), data = imported(write(tmp_path / "run_0_cc_substep_rank_0-substeps.csv", CODECARBON, *rows))
         assert total(record).energy_j == pytest.approx(378)
         assert record.totals.duration_s == pytest.approx(1.05)
         assert {stage.name: stage.best.energy_j for stage in record.stages} == pytest.approx(
-            {"codecarbon.forward-pass": 108, "codecarbon.backward-pass": 216, "codecarbon.optimisation-step": 54}
+            {"codecarbon.forward-pass": 108, "codecarbon.backward-pass": 216, "codecarbon.update-step": 54}
         )
         emissions = [found["imported"]["emissions_kg"] for found in record.findings.values()]
         assert sum(emissions) == pytest.approx(1.05e-5)

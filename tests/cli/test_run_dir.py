@@ -1,5 +1,8 @@
 """`--run-dir` chooses where one run is written; artifacts are searched in the store all the same."""
 
+import json
+import shutil
+
 from commands import joulelab_here
 
 from joulelab.errors import JoulelabError
@@ -49,3 +52,26 @@ def test_the_store_is_remembered_for_a_resume(tmp_path, monkeypatch):
     done = joulelab_here("run", "--resume", chosen, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert load_record(chosen).stage("teacher.train") is None
+
+
+def test_a_later_run_in_another_chosen_folder_does_not_pay_the_teacher_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(PIPELINES, "resolve", lambda name: make_teacher)
+    store, first, second = tmp_path / "runs", tmp_path / "scratch" / "run123", tmp_path / "other" / "run124"
+    run_demo("--runs-dir", store, "--run-dir", first)
+    run_demo("--runs-dir", store, "--run-dir", second)
+    record = load_record(second)
+    assert record.stage("teacher.train") is None
+    assert [one.made_by for one in record.inherited] == ["run123"]
+    assert record.inherited[0].energy["cpu_estimate"].energy_j is not None
+    listed = joulelab_here("runs", "--runs-dir", store, "--json")
+    assert {run["run_id"] for run in json.loads(listed.stdout)} == {"run123", "run124"}
+
+
+def test_a_run_of_the_same_name_elsewhere_and_a_deleted_one_are_no_obstacle(tmp_path, monkeypatch):
+    monkeypatch.setattr(PIPELINES, "resolve", lambda name: make_teacher)
+    store = tmp_path / "runs"
+    for parent in ("a", "b"):
+        run_demo("--runs-dir", store, "--run-dir", tmp_path / parent / "mine")
+    shutil.rmtree(tmp_path / "a")
+    run_demo("--runs-dir", store, "--run-dir", tmp_path / "c" / "mine")
+    assert (store / "mine").resolve() == tmp_path / "c" / "mine"

@@ -57,7 +57,19 @@ def create_run(store: Path, spec: RunSpec, group: str | None = None, *, folder: 
         with suppress(OSError):  # a user-supplied directory may not be empty
             paths.folder.rmdir()
         raise (failure or error) from None
+    if opening.store is not None:
+        _link_into_store(paths.folder, store)
     return paths
+
+
+def _link_into_store(folder: Path, store: Path) -> None:
+    """A link, so that later runs of the store find the artifacts of a run outside of it and do not make them again."""
+    link = store / folder.name
+    with suppress(OSError):  # a file system without links, or a store that cannot be written: the run works without
+        store.mkdir(parents=True, exist_ok=True)
+        if link.is_symlink() and not link.exists():
+            link.unlink()  # its run was deleted
+        link.symlink_to(folder.absolute(), target_is_directory=True)
 
 
 def this_process() -> ProcessMark:

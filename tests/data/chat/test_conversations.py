@@ -7,8 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from joulelab.data.chat.conversations import cleaned, code_only, only_split, prompt_of, rows_of, strip_think_blocks
+from joulelab.data.chat.conversations import cleaned, code_only, prompt_of, row_id, rows_of, strip_think_blocks
 from joulelab.data.chat.datasets import preset
+from joulelab.data.splits import split_of
 from joulelab.errors import ConfigError, NotFoundError
 
 ASKED = {"role": "user", "content": "2 + 2?"}
@@ -131,7 +132,16 @@ def test_two_answers_to_one_question_never_lie_on_both_sides_of_a_split(tmp_path
     requested = [{row[0]["content"] for row in part} for part in parts]
     assert sum(map(len, parts)) == 60 and all(parts)
     assert not requested[0] & requested[1] and not requested[0] & requested[2] and not requested[1] & requested[2]
-    assert list(only_split(rows_of(source), "test")) == parts[2]
+    assert [row for row in rows_of(source) if split_of(row_id(row)) == "test"] == parts[2]
+
+
+def test_rows_that_are_not_used_are_counted_by_reason(tmp_path):
+    rows = [{"prompt": f"question {number}", "response": str(number)} for number in range(200)]
+    source, dropped = lines(tmp_path / "a.jsonl", rows), Counter()
+    kept = list(rows_of(source, split="train", limit=50, dropped=dropped))
+    assert len(kept) == 50
+    assert set(dropped) == {"in the validation split", "in the test split", "beyond the requested number"}
+    assert len(kept) + sum(dropped.values()) == 200
 
 
 def test_the_prompt_is_what_stands_before_the_last_answer():

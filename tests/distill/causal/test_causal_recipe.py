@@ -59,6 +59,22 @@ def test_the_teachers_work_is_reused_with_its_energy(finished):
     assert read_bill(finished["dpo"][1].artifacts / "final_policy").ancestry
 
 
+def test_the_record_states_which_rows_are_used_and_why_the_others_are_not(finished):
+    for record, _ in finished.values():
+        notes = [note.text for note in record.validity.notes]
+        (train,) = [text for text in notes if text.startswith("train: ")]
+        assert "rows are used" in train and "validation split, which this pipeline does not use" in train
+        assert any(text.startswith("test: ") for text in notes)
+
+
+def test_self_distillation_names_its_real_teacher(finished):
+    notes = {name: [note.text for note in record.validity.notes] for name, (record, _) in finished.items()}
+    (named,) = [text for text in notes["self"] if text.startswith("the teacher of this run is its own SFT student")]
+    maker = finished["dpo"][0].run_id  # it trained the student that this run starts from
+    assert f"artifact sft-student of run {maker}" in named and "is not used" in named
+    assert not any("SFT student (" in text for name in ("sft", "kd") for text in notes[name])
+
+
 def test_all_students_process_the_same_number_of_tokens_including_the_sft_student(finished):
     for name, (record, paths) in finished.items():
         train = record.stage("student.train").tokens + record.stage("student.train.setup").tokens

@@ -94,11 +94,6 @@ def row_id(row: Row) -> str:
     return text_id("\n".join(turn["content"] for turn in prompt_turns))
 
 
-def only_split(rows: Iterable[Row], split: SplitName) -> Iterator[Row]:
-    """Rows whose hash belongs to the split, whatever the size and order of the data."""
-    return (row for row in rows if split_of(row_id(row)) == split)
-
-
 # Records of published datasets are recognized by their columns: `messages` (Tulu-3 and most others; also
 # `conversations` with `from` and `value`), `prompt` and `generation` (Codeforces-CoTs), `problem` and several
 # `generations` with a verdict on each (OpenR1-Math), `prompt` and `response` or `completion`, and `text`. These are
@@ -334,10 +329,10 @@ def rows_of(
         raise ConfigError(f"limit={limit}; expected 1 or more", "set a limit of 1 or more, or none")
     named = files or {}
     if "train" not in named and sources.parse(source).kind == "sample" and split not in named:
-        rows = _review_rows(source, subset, form, split)
+        rows = _review_rows(source, subset, form, split, counts)
     else:
         rows = _split_rows(source, split, subset, only_correct, counts, named, choice)
-    return rows if limit is None else iter(_with_smallest_hashes(rows, limit))
+    return rows if limit is None else iter(_with_smallest_hashes(rows, limit, counts))
 
 
 def _split_rows(
@@ -438,7 +433,11 @@ def _some_of(rows: Iterable[Row], split: SplitName | None, source: str, dropped:
                 different.add(row_id(row))
             yield row
 
-    for row in only_split(counted(), split) if split else counted():
+    for row in counted():
+        of_row = split_of(row_id(row)) if split else None
+        if of_row != split:
+            dropped[in_split(of_row)] += 1
+            continue
         taken += 1
         yield row
     if not seen:
@@ -461,17 +460,37 @@ def _text_record(record: Record, name: str | int, source: str) -> dict[str, Any]
     return {"text": record[chosen_column(columns, name, TEXT_COLUMNS, "text", source)]}
 
 
-def _with_smallest_hashes(rows: Iterable[Row], limit: int | float) -> list[Row]:
-    numbered = ((row_id(row), place, row) for place, row in enumerate(rows))
+BEYOND_LIMIT = "beyond the requested number"
+
+
+def in_split(split: str | None) -> str:
+    """Why a row is not in a split: its hash assigns it to another one."""
+    return f"in the {split} split"
+
+
+def _with_smallest_hashes(rows: Iterable[Row], limit: int | float, dropped: Counter[str]) -> list[Row]:
+    total = 0
+
+    def numbered() -> Iterator[tuple[str, int, Row]]:
+        nonlocal total
+        for place, row in enumerate(rows):
+            total += 1
+            yield row_id(row), place, row
+
     if isinstance(limit, float):
-        everything = sorted(numbered, key=lambda entry: entry[:2])
-        return [row for _, _, row in everything[: max(1, round(limit * len(everything)))]]
-    return [row for _, _, row in heapq.nsmallest(limit, numbered, key=lambda entry: entry[:2])]
+        everything = sorted(numbered(), key=lambda entry: entry[:2])
+        chosen = everything[: max(1, round(limit * len(everything)))]
+    else:
+        chosen = heapq.nsmallest(limit, numbered(), key=lambda entry: entry[:2])
+    if total > len(chosen):
+        dropped[BEYOND_LIMIT] += total - len(chosen)
+    return [row for _, _, row in chosen]
 
 
-def _review_rows(source: str, subset: str, form: Form, split: SplitName | None) -> Iterator[Row]:
+def _review_rows(source: str, subset: str, form: Form, split: SplitName | None, dropped: Counter[str]) -> Iterator[Row]:
     data = labeled_text.load(source, subset)
     by_split = labeled_text.rows_by_split(data)
+    dropped.update({in_split(name): len(rows) for name, rows in by_split.items() if split and name != split})
     chosen = by_split[split] if split else sorted(chain(*by_split.values()), key=lambda row: data.ids[row])
     for row in chosen:
         text = data.texts[row]

@@ -8,10 +8,11 @@ from itertools import islice
 from pathlib import Path
 
 from joulelab.data import sources
-from joulelab.data.chat.conversations import Row, has_parts, own_splits, row_id, uses_tools
+from joulelab.data.chat.conversations import Row, has_parts, in_split, own_splits, row_id, uses_tools
 from joulelab.data.chat.datasets import ChatDataSettings, settings_rows, write_rows
 from joulelab.data.chat.encoding import encoding_identity
 from joulelab.data.chat.templates import read_template, render, template_of
+from joulelab.data.splits import SPLITS
 from joulelab.distill.causal.config import CausalData, CausalSpec
 from joulelab.distill.causal.models import TEST, TRAIN, VALIDATION, CausalContext, Split
 from joulelab.distill.runner import PREPROCESS
@@ -47,7 +48,32 @@ def prepare_data(context: CausalContext) -> Artifact:
     )
     if data.is_own:
         _report_splits(context, made, own)
+    _report_kept(context, made)
     return made
+
+
+def _report_kept(context: CausalContext, data: Artifact) -> None:
+    """Rows used of those read, and why the others are not: by split, by the requested number, by the filters."""
+    names = [name for name in (TRAIN, VALIDATION, TEST) if (data.folder / name).is_dir()]
+    for name in names:
+        attributes = context.documents(data, name).attributes
+        tally, dropped = Counter(attributes.get("rows", {})), Counter(attributes.get("dropped", {}))
+        kept = tally["texts"] + tally["conversations"]
+        others = {in_split(one) for one in SPLITS if one != name and one in names}
+        not_used = {in_split(one) for one in SPLITS if one not in names}
+        reasons = [
+            f"{count:,} {why}{', which this pipeline does not use' if why in not_used else ''}"
+            for why, count in dropped.items()
+            if count and (name == TRAIN or why not in others | not_used)
+        ]
+        if tally["cut at max_tokens"]:
+            reasons.append(
+                f"{tally['cut at max_tokens']:,} of those used are cut at max_tokens={attributes['max_tokens']}"
+            )
+        total = kept + sum(dropped.values())
+        context.run.note(
+            f"{name}: {kept:,} of {total:,} rows are used" + (f" ({'; '.join(reasons)})" if reasons else "")
+        )
 
 
 _CHECKED_ROWS, _CHECKED_CHATS = 10_000, 20

@@ -284,6 +284,12 @@ class SelfRecipe(CausalRecipe):
         context, distill, start = self.context, self.spec.distill, self.sft_student(data)
         rows, source = context.rows(data, TRAIN), self.student_as_teacher(start)
         distills = distill.alpha < 1
+        if distills:
+            name = self.spec.student.model or self.spec.student.size or "the student"
+            context.run.note(
+                f"the teacher of this run is its own SFT student ({name}, artifact {SFT_STUDENT} of run "
+                f"{start.bill.artifact.made_by}); teacher.model={self.spec.teacher.model} is not used"
+            )
         cache = cache_logits(context, data, source) if distills and distill.teacher == "cached" else None
 
         def make_data(setup: StudentSetup) -> TrainingData:
