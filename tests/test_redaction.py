@@ -1,11 +1,12 @@
 """Secrets are found by their form and by their names, and ordinary words stay."""
 
+import json
 import random
 import string
 
 import pytest
 
-from joulelab.redaction import REDACTED, find_secret, redact, redact_command, redact_text
+from joulelab.redaction import REDACTED, find_secret, printable, printable_json, redact, redact_command, redact_text
 
 SECRET = "s3cr3tX"  # in every command below
 
@@ -171,3 +172,23 @@ def test_random_command_lines_keep_their_length_and_are_redacted_once():
         clean = redact_command(words)
         assert len(clean) == len(words)
         assert find_secret({"command": clean}) is None, (words, clean)
+
+
+def test_nothing_that_controls_a_terminal_is_printed():
+    assert printable("a\tb\nc é 漢") == "a\tb\nc é 漢"
+    assert printable("\x1b[31mred\x1b[0m\x07") == "\ufffd[31mred\ufffd[0m\ufffd"
+    assert printable("abc\u202e") == "abc\ufffd"
+    assert printable("name-\udcff") == r"name-\xff"  # a byte of a path that is not UTF-8
+    assert printable("\ud800") == "?"
+
+
+def test_escapes_in_json_are_controls_too():
+    given = json.dumps({"a": "\x1b[31m\b", "b": "C:\\u001b \\\\b", "c": "\n\t", "d": "\u202e"})
+    assert json.loads(printable_json(given)) == {
+        "a": "\ufffd[31m\ufffd",
+        "b": "C:\\u001b \\\\b",
+        "c": "\n\t",
+        "d": "\ufffd",
+    }
+    raw = json.dumps({"d": "\u202e\x9b"}, ensure_ascii=False)
+    assert json.loads(printable_json(raw)) == {"d": "\ufffd\ufffd"}

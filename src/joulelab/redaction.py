@@ -1,4 +1,4 @@
-"""What looks like a secret, and its removal before anything is written: the only owner of these rules.
+"""What must not be written or printed: secrets, and characters that control a terminal. The only owner of these rules.
 
 A secret is recognized in three ways:
 
@@ -91,6 +91,36 @@ _USUAL_P = re.compile(
 _USER_OPTIONS = ("-u", "-U", "--user", "--proxy-user", "--userpass", "--username", "--creds", "--auth-user")
 
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# The same characters escaped in JSON; an even number of backslashes before the escape is text.
+_ESCAPED_CONTROLS = re.compile(
+    r"(?<!\\)((?:\\\\)*)\\(?:u00(?:0[0-8bcef]|1[0-9a-f]|7f|[89][0-9a-f])|u202[a-e]|[bf])", re.I
+)
+
+
+_LINE_END = re.compile(r"\r\n?")
+
+
+def printable(text: str) -> str:
+    """The text without characters that move the cursor, color or reorder what a terminal shows. Line breaks and tabs
+    stay; bytes that are not UTF-8, as in a file name, are shown as `\\xff`."""
+    if not _CONTROLS.search(text):
+        return text
+    shown = _LINE_END.sub("\n", text).encode("utf-8", errors="surrogateescape" if _is_bytes(text) else "replace")
+    return _CONTROLS.sub("\ufffd", shown.decode("utf-8", errors="backslashreplace"))
+
+
+def _is_bytes(text: str) -> bool:
+    """Whether its surrogates stand for undecodable bytes, as in arguments and paths."""
+    return not re.search(r"[\ud800-\udc7f\udd00-\udfff]", text)
+
+
+def printable_json(text: str) -> str:
+    """JSON text whose strings are `printable`."""
+    shown = _CONTROLS.sub("\ufffd", _LINE_END.sub("\n", text))
+    return _ESCAPED_CONTROLS.sub(lambda found: found.group(1) + "\ufffd", shown) if "\\" in shown else shown
+
+
 def redact_text(text: str) -> tuple[str, int]:
     """The text with secrets replaced, and their number."""
     count = 0
@@ -150,12 +180,13 @@ def looks_random(value: str) -> bool:
 
 
 def redact(name: str, value: str) -> str:
-    """The value of a variable or setting: replaced if its name means a secret, else without the secrets in it."""
-    return REDACTED if value and _SECRET_NAME.search(name) else redact_text(value)[0]
+    """The value of a variable, printable: replaced if its name means a secret, else without the secrets in it."""
+    return REDACTED if value and _SECRET_NAME.search(name) else redact_text(printable(value))[0]
 
 
 def redact_command(words: Sequence[str]) -> tuple[str, ...]:
-    """A command line without the values of secret options and anything that looks like a secret."""
+    """A command line, printable, without the values of secret options and anything that looks like a secret."""
+    words = [printable(word) for word in words]
     clean: list[str] = []
     program, hides_next = "", ""
     for word in words:
@@ -221,17 +252,20 @@ def _without_password(value: str) -> str:
 
 def find_secret(settings: Any, key: str = "") -> str | None:
     """The key of the first setting whose name or value looks like a secret; None if there is none."""
-    return next(_secret_keys(settings, key), None)
+    for name, value in texts_by_key(settings, key):
+        named = _STRONG_NAME.search(name) and REDACTED not in value  # `pad_token` and `sort_key` are no secrets
+        if value and (named or redact_text(value)[1]):
+            return name
+    return None
 
 
-def _secret_keys(value: Any, key: str) -> Iterator[str]:
+def texts_by_key(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """(key, text) of every text in nested settings, as `data.source` and `command[2]`."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _secret_keys(inner, f"{key}.{name}" if key else str(name))
+            yield from texts_by_key(inner, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list | tuple):
         for place, inner in enumerate(value):
-            yield from _secret_keys(inner, f"{key}[{place}]")
-    elif isinstance(value, str) and value:
-        named = _STRONG_NAME.search(key) and REDACTED not in value  # `pad_token` and `sort_key` are no secrets
-        if named or redact_text(value)[1]:
-            yield key
+            yield from texts_by_key(inner, f"{key}[{place}]")
+    elif isinstance(value, str):
+        yield key, value

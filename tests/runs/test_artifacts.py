@@ -1,12 +1,13 @@
 """Whatever a pipeline keeps is looked at before it is taken again, and only what has come to harm is made again."""
 
 import errno
+import json
 
 import pytest
 
 from joulelab.errors import DependencyMissing, JoulelabError
 from joulelab.runs import artifacts
-from joulelab.runs.artifacts import BILL, CONTENTS, SET_ASIDE, find_damage, list_contents
+from joulelab.runs.artifacts import BILL, CONTENTS, SET_ASIDE, find_damage, list_contents, read_bill
 from joulelab.runs.context import WorkerContext
 from joulelab.runs.pack import STORE, pack, unpack
 from joulelab.runs.paths import read_json, write_json
@@ -238,3 +239,13 @@ def test_a_truncated_list_is_damage_and_a_file_of_the_maker_is_not_replaced(made
         list_contents(made)
     assert (made / CONTENTS).read_text() == '["mine"]'
     assert output_text.value.hint == "rename the file"
+
+
+@pytest.mark.parametrize("joules", ["-1.0", "Infinity", "1e400", "NaN"])
+def test_a_bill_with_impossible_energy_is_refused(folder, joules):
+    artifact = folder / "artifacts" / "weights"
+    bill = json.loads((artifact / "bill.json").read_text())
+    assert read_bill(artifact) is not None
+    next(iter(bill["artifact"]["energy"].values()))["energy_j"] = "here"
+    (artifact / "bill.json").write_text(json.dumps(bill).replace('"here"', joules))
+    assert read_bill(artifact) is None

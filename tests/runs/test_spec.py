@@ -1,5 +1,7 @@
 """Settings: merged, checked, and answered in the user's words."""
 
+import time
+
 import pytest
 
 from joulelab.errors import ConfigError, NotFoundError, UsageError
@@ -14,6 +16,7 @@ from joulelab.runs.spec import (
     parse_overrides,
     read_experiment,
     read_layers,
+    read_mapping,
 )
 
 
@@ -253,3 +256,47 @@ def test_a_secret_in_settings_is_refused_with_its_key(text):
     with pytest.raises(ConfigError, match="about contains what looks like a secret") as refused:
         load_spec("demo-kd", {"about": text})
     assert text not in refused.value.message and "environment variable" in refused.value.hint
+
+
+BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 40)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("data: " + "[" * 60 + "]" * 60, "nested too deep"),
+        ("data: " + "{a: " * 20_000 + "1" + "}" * 20_000, "nested too deep"),
+        ("data: &x\n  source: *x\n", "line 1: an alias contains itself"),
+        (BOMB, "values, aliases included"),
+        ("seed: !!timestamp 2026-02-31", "day is out of range"),
+        ("seed: !!int x", "not valid YAML"),
+    ],
+)
+def test_settings_that_are_deep_circular_or_endless_are_refused_at_once(tmp_path, text, problem):
+    (tmp_path / "mine.yaml").write_text(text)
+    begin = time.monotonic()
+    with pytest.raises(ConfigError, match=problem):
+        read_mapping(tmp_path / "mine.yaml")
+    assert time.monotonic() - begin < 5
+
+
+def test_aliases_and_texts_that_look_like_dates_are_read(tmp_path):
+    (tmp_path / "mine.yaml").write_text("a: &x {b: 2026-02-31, c: 3e-4}\nd: *x\ne: 2026-01-01\n")
+    inner = {"b": "2026-02-31", "c": 3e-4}
+    assert read_mapping(tmp_path / "mine.yaml") == {"a": inner, "d": inner, "e": "2026-01-01"}
+
+
+def test_a_settings_file_of_many_megabytes_is_refused_unread(tmp_path):
+    with (tmp_path / "mine.yaml").open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(ConfigError, match="a settings file has at most"):
+        read_mapping(tmp_path / "mine.yaml")
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred", "a\x07", "\u202eabc"])
+def test_control_characters_in_settings_are_refused(text):
+    with pytest.raises(ConfigError, match="label contains control characters") as refused:
+        load_spec("demo-kd", {"label": text})
+    assert text not in refused.value.message

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from joulelab.cli import main
-from joulelab.errors import StorageFailed
+from joulelab.errors import CorruptedFile, StorageFailed
 from joulelab.lookup import PIPELINES
 from joulelab.meter.marks import RingWriter
 from joulelab.report.tables.run_tables import header_grid
@@ -18,7 +18,7 @@ from joulelab.runs.attempt import create_run, mark_running
 from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
 from joulelab.runs.lock import holding
-from joulelab.runs.paths import storage_failure, write_json
+from joulelab.runs.paths import read_json, storage_failure, write_json
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import load_record, read_record
 
@@ -116,3 +116,17 @@ def test_a_run_that_never_came_to_a_trace_is_gone_with_its_process(tmp_path):
     assert record.status == "truncated"
     rows = dict(header_grid(record).rows)
     assert rows["status"] == "truncated: its process ended without closing the run"
+
+
+def test_a_path_that_the_system_refuses_is_an_error_without_a_traceback(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["joulelab", "plot", "x" * 400])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    err = capsys.readouterr().err
+    assert (ended.value.code, "File name too long" in err) == (2, True), err
+
+
+def test_a_file_nested_too_deep_is_corrupted(tmp_path):
+    (tmp_path / "run.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(CorruptedFile, match="nested too deep"):
+        read_json(tmp_path / "run.json")

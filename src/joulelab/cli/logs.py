@@ -110,7 +110,8 @@ def import_log(
     if out is not None and read[0].power is not None:
         from joulelab.meter.importers.convert import write_trace
 
-        write_trace(read[0].power, paths[0], out, interpolate_gaps)
+        source = read[0].runs[0].files[0] if read[0].runs else paths[0]
+        write_trace(read[0].power, source, out, interpolate_gaps)
         note(f"trace: {out}")
 
 

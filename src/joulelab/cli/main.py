@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -30,6 +32,7 @@ from joulelab.cli import (
 from joulelab.cli import machine as monitor
 from joulelab.cli.options import GroupedCommand, with_detail_options
 from joulelab.errors import JoulelabError, UsageError
+from joulelab.redaction import printable
 
 
 class TaskGroup(TyperGroup):
@@ -149,6 +152,9 @@ _BadCommandLine: type[Any] = typer.BadParameter.__base__ or typer.BadParameter
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding lacks is no reason to fail
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(prog_name="joulelab", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -168,7 +174,9 @@ def main() -> None:
     except OSError as error:
         from joulelab.runs.paths import storage_failure
 
-        failure = storage_failure(error)
+        failure: JoulelabError | None = storage_failure(error)
+        if failure is None and error.filename is not None:  # permissions, a name that is too long, a folder for a file
+            failure = UsageError(f"{os.fsdecode(error.filename)[:200]}: {error.strerror}", "check the path")
         if failure is None:
             raise
         exit_with(failure)
@@ -202,6 +210,9 @@ def usage_error(error: Any) -> UsageError:
 def exit_with(error: JoulelabError) -> NoReturn:
     from joulelab.cli.console import wrapped
 
-    for line in [*f"error: {error.message}".splitlines(), *([f"hint: {error.hint}"] if error.hint else [])]:
+    for line in [
+        *f"error: {printable(error.message)}".splitlines(),
+        *([f"hint: {printable(error.hint)}"] if error.hint else []),
+    ]:
         print(wrapped(line, indent=4 if line.startswith(" ") else 2), file=sys.stderr)
     sys.exit(error.exit_code)

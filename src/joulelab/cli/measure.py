@@ -177,7 +177,7 @@ def measure_spec(params: Mapping[str, Any]) -> MeasureSpec:
     command = params["command"]
     if not command:
         raise UsageError("no program was named", "write it after `--`: joulelab measure -- python train.py")
-    fixed = {"pipeline": "measure", "name": default_name(command), "command": redact_command(command)}
+    fixed = {"pipeline": "measure", "name": default_name(redact_command(command)), "command": redact_command(command)}
     spec = check(merged(fixed, requested_settings(FLAGS, params)))
     assert isinstance(spec, MeasureSpec)
     return spec

@@ -22,6 +22,7 @@ import typer
 import typer.core
 
 from joulelab.errors import UsageError
+from joulelab.redaction import printable
 from joulelab.units import J_PER_KWH, J_PER_WH
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def with_detail_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 def note(text: str, detail_needed: Detail = "normal") -> None:
     """A message for people on stderr; not with -q, and with `verbose` only with -v."""
     if detail() == "verbose" or (detail() == "normal" and detail_needed == "normal"):
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 # Shell completion: names that exist, without importing a framework.

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, fi
 
 from joulelab import lookup
 from joulelab.errors import ConfigError, NotFoundError
-from joulelab.runs.spec import Section, explain, merge, read_mapping, refuse_secrets
+from joulelab.runs.spec import Section, explain, merge, read_mapping, refuse_unfit_texts
 
 # One GPU each, with its share of the cores and memory of a typical node.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -194,5 +194,5 @@ def _checked(settings: Mapping[str, Any], path: Path) -> JobSettings:
     except ValidationError as error:
         hint = f"see `joulelab submit --help`; settings may also come from {path}; nothing was submitted"
         raise ConfigError(explain(error, JobSettings).message, hint) from None
-    refuse_secrets(checked)
+    refuse_unfit_texts(checked)
     return checked

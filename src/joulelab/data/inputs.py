@@ -96,6 +96,8 @@ def _bill_in_folder(path: Path, warn: Callable[[str], None]) -> _Found | None:
     else:
         return None
     bill = read_bill(folder)
+    if bill is None:
+        warn(f"{folder / BILL} is not a valid energy bill: the energy of {path} is unknown")
     if bill is None or not _is_part(path, folder):
         return None
     damage = find_damage(folder)

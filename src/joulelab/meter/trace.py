@@ -100,7 +100,7 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[dict[str, Any]]:
                 return
             try:
                 line = json.loads(raw)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(line, dict):
                 yield line

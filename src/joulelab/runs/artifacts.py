@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasChoices, Field, ValidationError
+from pydantic import AliasChoices, Field, ValidationError, field_validator
 
 import joulelab
 from joulelab import clock
@@ -65,6 +66,14 @@ class Ancestor(Frozen):
     used_as: str | None = None
     """Its role where it is used (`teacher`, `student`, `data`), for inputs that the user named and, for a teacher, for
     all of its ancestors too; None if the roles of its stages apply, and in bills older than this field."""
+
+    @field_validator("energy")
+    @classmethod
+    def _possible(cls, energy: dict[str, EnergyFigure]) -> dict[str, EnergyFigure]:
+        for component, figure in energy.items():
+            if figure.energy_j is not None and not 0 <= figure.energy_j < math.inf:
+                raise ValueError(f"{component}: {figure.energy_j} J is no energy")
+        return energy
 
 
 RECORDED_FIELDS = ("roles", "activities", "energy", "work", "setup", "repeated")

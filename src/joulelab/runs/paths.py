@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from joulelab.clock import folder_stamp
 from joulelab.errors import CorruptedFile, StorageFailed, UsageError
+from joulelab.redaction import printable_json
 from joulelab.runs.spec import brief
 from joulelab.units import size_text
 
@@ -297,7 +298,9 @@ def write_json(path: Path, value: BaseModel | dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     hint = "restore it from a backup, or remove the folder"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(printable_json(path.read_text(encoding="utf-8")))
+    except RecursionError:
+        raise CorruptedFile(f"{path} is nested too deep", hint) from None
     except ValueError as error:
         raise CorruptedFile(f"{path} is not valid JSON: {error}", hint) from None
     except (IsADirectoryError, PermissionError) as error:

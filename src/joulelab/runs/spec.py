@@ -34,7 +34,7 @@ from joulelab.errors import (
 )
 from joulelab.lookup import nearest
 from joulelab.meter.config import EnergyConfig
-from joulelab.redaction import find_secret
+from joulelab.redaction import find_secret, printable, texts_by_key
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -155,12 +155,35 @@ _Loader.add_implicit_resolver(
 )
 
 
+# Limits of a settings file. Ours have fewer than 200 values and 5 levels; a list of layers or columns may be long.
+_MOST_BYTES = 10 << 20
+_MOST_VALUES = 100_000
+_MOST_LEVELS = 50
+# PyYAML turns texts like dates into date objects, which no setting has, and fails on 2026-02-31. Here they stay texts.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+
+
 _YAML_HINT = "check brackets, quotes and indentation there; YAML is indented with spaces, not tabs"
 
 
 def parse_yaml(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        node = yaml.compose(text, Loader=_Loader)
+        if node is None:
+            return None
+        _count_values(node, (), {}, where)
+        loader = _Loader("")
+        try:
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deep, expected at most {_MOST_LEVELS} levels", _YAML_HINT) from None
+    except (ValueError, OverflowError, TypeError, AttributeError) as error:  # a value that its `!!tag` does not allow
+        raise ConfigError(f"{where}: not valid YAML ({error})", _YAML_HINT) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -168,14 +191,41 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where}{line}: not valid YAML ({problem})", _YAML_HINT) from None
 
 
+def _count_values(node: yaml.Node, above: tuple[int, ...], counts: dict[int, int], where: str) -> int:
+    """Values below a node, those of aliases included, before anything is constructed: a few lines of aliases can stand
+    for billions of values, or for a section that contains itself."""
+    if id(node) in above:
+        raise ConfigError(f"{where}, line {node.start_mark.line + 1}: an alias contains itself", "write the value out")
+    if len(above) > _MOST_LEVELS:
+        raise RecursionError
+    if id(node) not in counts:
+        children: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            children = [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            children = node.value
+        counts[id(node)] = 1 + sum(_count_values(child, (*above, id(node)), counts, where) for child in children)
+    if counts[id(node)] > _MOST_VALUES:
+        raise ConfigError(
+            f"{where}, line {node.start_mark.line + 1}: more than {_MOST_VALUES:,} values, aliases included",
+            "settings have a few hundred values; put data into a data file",
+        )
+    return counts[id(node)]
+
+
 def read_mapping(path: Path) -> dict[str, Any]:
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(
+                f"{path} has {path.stat().st_size:,} bytes; a settings file has at most {_MOST_BYTES:,}",
+                "pass a YAML file with settings",
+            )
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise NotFoundError(
             f"no such file: {path}", "pass the path of a YAML file or the name of an experiment"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", "pass a readable YAML file in UTF-8") from None
     value = parse_yaml(text, str(path))
     if value is None:
@@ -497,15 +547,23 @@ def check(settings: Mapping[str, Any]) -> RunSpec:
         checked = model.model_validate_json(json.dumps(complete, default=str))
     except ValidationError as error:
         raise explain(error, model) from None
-    refuse_secrets(checked)
+    refuse_unfit_texts(checked)
     return checked
 
 
-def refuse_secrets(settings: BaseModel) -> None:
-    """Settings are stored and packed as plain text, and a run cannot be repeated from redacted ones."""
-    if (key := find_secret(settings.model_dump(mode="json"))) is not None:
+def refuse_unfit_texts(settings: BaseModel) -> None:
+    """Settings are stored, packed and printed as plain text, and a run cannot be repeated from changed ones: refuse
+    secrets and characters that control a terminal."""
+    values = settings.model_dump(mode="json")
+    for key, text in texts_by_key(values):
+        if (shown := printable(text)) != text.replace("\r\n", "\n").replace("\r", "\n"):
+            raise ConfigError(
+                f"{key} contains control characters or bytes that are not UTF-8: {brief(shown)}",
+                f"use printable text; {NOTHING_STARTED}",
+            )
+    if (secret := find_secret(values)) is not None:
         raise ConfigError(
-            f"{key} contains what looks like a secret; settings are stored as plain text",
+            f"{secret} contains what looks like a secret; settings are stored as plain text",
             f"set it as an environment variable that the program reads, and leave it out of the settings; "
             f"{NOTHING_STARTED}",
         )

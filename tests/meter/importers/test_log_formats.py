@@ -227,3 +227,42 @@ def test_a_file_that_is_not_there_is_reported(tmp_path, joulelab_here):
     assert code == 2
     assert "no such file" in err
     assert joulelab_here("import", tmp_path)[0] == 2
+
+
+def test_impossible_readings_are_left_out_with_a_note(tmp_path, joulelab_here):
+    path = tmp_path / "power.csv"
+    watts = [100, -5000, 100, 1e309, 100, 100, "9" * 400, 100]
+    path.write_text("timestamp,gpu_0_power_w\n" + "".join(f"{1772452800 + n},{w}\n" for n, w in enumerate(watts)))
+    code, out, _ = joulelab_here("import", path, "--no-run", "--json")
+    assert code == 0
+    assert json.loads(out)["devices"][0]["energy_j"] <= 700.0 + 1e-6
+    code, out, err = joulelab_here("import", path, "--no-run", "-v")
+    assert "1 row with a negative or impossible power" in out + err
+
+
+@pytest.mark.parametrize("field", ["gpu_energy_joules", "duration_seconds"])
+@pytest.mark.parametrize("value", [-5.0, 1e300, 10**400, "-inf", "1e309"])
+def test_a_stage_record_with_an_impossible_amount_is_no_stage(tmp_path, joulelab_here, field, value):
+    stage = {"stage_name": "student", "duration_seconds": 10.0, "gpu_energy_joules": 100.0, field: value}
+    (tmp_path / "stage.json").write_text(json.dumps(stage))
+    code, out, err = joulelab_here("import", tmp_path / "stage.json")
+    assert (code, "Traceback" in err) == (2, False), out + err
+
+
+def test_lines_of_a_trace_with_wrong_types_are_counted_and_left_out(tmp_path, joulelab_here):
+    good = [{"timestamp": f"2026-03-02T12:00:{s:02d}Z", "gpu_index": 0, "power_watts": 100.0} for s in range(5)]
+    bad = [{"kind": "header", "mono_ns": "x"}, {"kind": "samples", "device": 3}, {"kind": "header", "devices": 4}]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*good, *bad]))
+    code, out, err = joulelab_here("import", path, "--no-run", "-v")
+    assert code == 0 and "2 lines with fields of the wrong type" in out + err
+
+
+def test_control_characters_of_a_log_do_not_reach_the_terminal(tmp_path, joulelab_here):
+    path = tmp_path / "emissions.csv"
+    path.write_text(
+        "timestamp,project_name,run_id,duration,emissions,energy_consumed\n"
+        "2026-03-02T12:00:00,\x1b[31mred\x07,1,60.0,0.01,0.004\n"
+    )
+    code, out, err = joulelab_here("import", path, "--no-run")
+    assert code == 0 and "\x1b" not in out + err and "\x07" not in out + err

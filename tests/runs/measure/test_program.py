@@ -1,7 +1,12 @@
 """What a run of a program is named after, and programs that cannot be started."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
-from programs import measure
+from programs import measure, measure_words
 
 from joulelab.runs.measure.program import CannotStart, default_name, find_program
 
@@ -32,3 +37,15 @@ def test_any_energy_setting_can_be_given(tmp_path):
     wrong = measure(tmp_path, "--set", "energy.gird=FR", "--", "true")
     assert wrong.returncode == 2
     assert "did you mean energy.grid?" in wrong.stderr
+
+
+def test_arguments_paths_and_environment_that_are_not_utf8_work(tmp_path):
+    store = tmp_path / "runs"
+    program = b"import os, sys; sys.exit(sys.argv[1].encode('utf-8', 'surrogateescape') != b'\\xff\\x1b')"
+    environment = {**os.environb, b"SLURM_JOB_NAME": b"name-\xff", b"LC_ALL": b"C"}
+    words = [os.fsencode(word) for word in measure_words(store, "--", sys.executable, "-c")]
+    done = subprocess.run([*words, program, b"\xff\x1b"], env=environment, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert b"\x1b" not in done.stderr
+    (folder,) = store.iterdir()
+    assert json.loads((folder / "run.json").read_text())["spec"]["command"][-1] == "\\xff\ufffd"

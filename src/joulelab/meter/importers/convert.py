@@ -30,6 +30,7 @@ from joulelab.meter.importers.power_log import (
     UnusableLog,
 )
 from joulelab.meter.trace import SUFFIX, LineFile, header
+from joulelab.redaction import printable, printable_json
 
 _SUPPORTED = (
     "supported: JSONL with power_watts (joulelab monitor and earlier monitors), a run's trace, "
@@ -263,9 +264,9 @@ def _text(path: Path) -> str:
         raise NotFoundError(f"no such file: {path}", "give a log file, or the folder of a run") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}", "check its permissions") from None
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):  # PowerShell's > writes UTF-16
-        return raw.decode("utf-16", errors="replace")
-    return raw.decode("utf-8-sig", errors="replace")
+    is_utf16 = raw.startswith((b"\xff\xfe", b"\xfe\xff"))  # PowerShell's > writes it
+    text = raw.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace")
+    return printable_json(text) if text.lstrip().startswith("{") else printable(text)
 
 
 # Monotonic time 0 means "no time" to the trace's readers, so the log begins one second after it.
@@ -280,6 +281,7 @@ _BATCH = 1000
 def write_trace(log: PowerLog, source: Path, out: Path, interpolate_gaps: bool = False) -> None:
     if out.exists():
         raise UsageError(f"{out} already exists", "traces are not overwritten; choose another file")
+    source = _trace_in(source) if source.is_dir() else source
     devices = [device for device in log.devices if device.source.component in _COMPONENTS]
     energies = [device_energy(device) for device in devices]
     described = [_device(*pair, interpolate_gaps) for pair in zip(devices, energies, strict=True)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from joulelab.meter.importers.power_log import ReportedEnergy, RunLog, StageLog, number, stamp_reader
+from joulelab.meter.importers.power_log import ReportedEnergy, RunLog, StageLog, amount, stamp_reader
 from joulelab.units import J_PER_KWH, energy_text, plural
 
 FORMAT = "CodeCarbon emissions.csv"
@@ -82,7 +82,7 @@ def looks_like(lines: Sequence[str]) -> bool:
 
 
 def read(lines: Sequence[str], zone: str | None) -> CodeCarbonLog:
-    rows = [row for row in csv.DictReader(lines) if number(row.get("energy_consumed")) is not None]
+    rows = [row for row in csv.DictReader(lines) if amount(row.get("energy_consumed")) is not None]
     stamps = stamp_reader(zone)
     for row in rows:
         stamps.seconds(row.get("timestamp"), None)
@@ -106,8 +106,10 @@ def _run_of(run_id: str, rows: list[Cells]) -> tuple[list[CodeCarbonRun], str]:
     if len(rows) == 1 or _grow(rows):
         found = _run(run_id, rows[-1])
         how = f"{len(rows) - 1} earlier rows of run {run_id[:12]} are contained in its last row (cumulative)"
-        stated_s = number(rows[-1].get("duration"))
-        if found.duration_s is None and stated_s is not None:
+        stated_s = amount(rows[-1].get("duration"))
+        if found.duration_s is None and stated_s is None:
+            how = f"run {run_id[:12]} has no duration"
+        elif found.duration_s is None:
             how = (
                 f"run {run_id[:12]}: {energy_text(found.total_j)} in the {stated_s:g} s of its duration column is "
                 "far above the power that the same row states; the duration is that of a task and is not used"
@@ -120,12 +122,12 @@ def _run_of(run_id: str, rows: list[Cells]) -> tuple[list[CodeCarbonRun], str]:
 
 def _grow(rows: list[Cells]) -> bool:
     """Whether each row contains the one before: energy and duration never fall."""
-    columns = [[number(row.get(name)) or 0.0 for row in rows] for name in ("energy_consumed", "duration")]
+    columns = [[amount(row.get(name)) or 0.0 for row in rows] for name in ("energy_consumed", "duration")]
     return all(later >= earlier for column in columns for earlier, later in pairwise(column))
 
 
 def _sum(rows: Iterable[Cells], name: str) -> float:
-    return sum(number(row.get(name)) or 0.0 for row in rows)
+    return sum(amount(row.get(name)) or 0.0 for row in rows)
 
 
 def _of_tasks(run_id: str, rows: list[Cells]) -> CodeCarbonRun:
@@ -160,9 +162,9 @@ def _of_tasks(run_id: str, rows: list[Cells]) -> CodeCarbonRun:
 
 
 def _run(run_id: str, row: Cells) -> CodeCarbonRun:
-    joules = energies_j(lambda name: number(row.get(name)))
-    duration_s = number(row.get("duration"))
-    powers = [power for name in _POWERS if (power := number(row.get(name))) is not None]
+    joules = energies_j(lambda name: amount(row.get(name)))
+    duration_s = amount(row.get("duration"))
+    powers = [power for name in _POWERS if (power := amount(row.get(name))) is not None]
     total_j = joules["energy_j"]
     if duration_s and total_j and sum(powers) and total_j > _IMPOSSIBLE_FACTOR * sum(powers) * duration_s:
         duration_s = None
@@ -175,7 +177,7 @@ def _run(run_id: str, row: Cells) -> CodeCarbonRun:
         gpu_j=joules["gpu_j"],
         ram_j=joules["ram_j"],
         total_j=total_j,
-        emissions_kg=number(row.get("emissions")),
+        emissions_kg=amount(row.get("emissions")),
         where=row.get("region") or row.get("country_name") or "",
     )
 

@@ -28,6 +28,7 @@ from joulelab.meter.importers.power_log import (
     number,
 )
 from joulelab.meter.trace import SUFFIX, read_lines
+from joulelab.units import plural
 
 FORMAT = "joulelab JSONL"
 FORMAT_OLD = "monitor JSONL without a header"
@@ -63,7 +64,7 @@ def _json(text: str) -> Line | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -118,9 +119,23 @@ def read_csv(lines: Sequence[str], rule: TimeRule) -> PowerLog:
     return _gathered(rows, rule, Findings(FORMAT_CSV))
 
 
+# The fields of a line are only known to be JSON. What a line with other types raises ends that line, not the import.
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError)
+
+
 def _gathered(lines: Sequence[Line], rule: TimeRule, found: Findings) -> PowerLog:
     sessions = _Sessions(found)
-    rows = [row for line in lines for row in sessions.rows(line)]
+    rows: list[Row] = []
+    unusable = 0
+    for line in lines:
+        try:
+            rows += list(sessions.rows(line))
+        except _MALFORMED:
+            unusable += 1
+    if unusable:
+        found.notes.append(
+            f"{plural(unusable, 'line')} with fields of the wrong type or without a needed field left out"
+        )
     if rule.period_s:
         found.notes.append("the file has stamps; --period was not needed and not used")
     return gather(sessions.finish(rows), rule, found)

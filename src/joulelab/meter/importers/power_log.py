@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,35 @@ from numpy.typing import NDArray
 
 from joulelab.errors import JoulelabError, UsageError
 from joulelab.meter.figures import Method
-from joulelab.units import duration_text
+from joulelab.units import duration_text, plural
 
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z%/]*)\s*$")
 
 
 def number(cell: Any) -> float | None:
-    """43.2, '43.20 W' and '17 %' are numbers; '[N/A]', '-', 'nan' and nothing are None."""
+    """43.2, '43.20 W' and '17 %' are numbers; '[N/A]', '-', 'nan', 1e309 and nothing are None."""
     if isinstance(cell, bool) or cell is None:
         return None
-    if isinstance(cell, int | float):
-        return float(cell) if math.isfinite(cell) else None
-    match = _NUMBER.match(str(cell))
-    return float(match[1]) if match else None
+    if not isinstance(cell, int | float):
+        match = _NUMBER.match(str(cell))
+        if match is None:
+            return None
+        cell = match[1]
+    try:
+        value = float(cell)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return value if math.isfinite(value) else None
+
+
+# More than the electricity of all data centers in a year, in joules, and more than 30 billion years, in seconds.
+_LARGEST_AMOUNT = 1e18
+
+
+def amount(cell: Any) -> float | None:
+    """A number that can be an energy, a power or a duration: neither negative nor beyond all bounds."""
+    value = number(cell)
+    return value if value is not None and 0 <= value <= _LARGEST_AMOUNT else None
 
 
 Array = NDArray[np.float64]
@@ -183,7 +199,8 @@ _OFFSET = re.compile(r"([+-])(\d{2}):?(\d{2})$")
 # Epoch times of 1973 to 5138 in seconds are between 1e8 and 1e11; in ms, us and ns they are 1000, 10^6 and 10^9 times
 # as large, so that the magnitude alone decides the unit. Smaller numbers count from the start of the log.
 _EPOCH_ABOVE = 1e8
-_EPOCH_UNITS = ((1e11, 1.0, "s"), (1e14, 1e3, "ms"), (1e17, 1e6, "us"), (math.inf, 1e9, "ns"))
+_LATEST_EPOCH_NS = 1e20
+_EPOCH_UNITS = ((1e11, 1.0, "s"), (1e14, 1e3, "ms"), (1e17, 1e6, "us"), (_LATEST_EPOCH_NS, 1e9, "ns"))
 
 
 def epoch_seconds(stamp: float) -> tuple[float, str]:
@@ -228,16 +245,21 @@ class StampReader:
     offsets: set[timedelta | None] = field(default_factory=set)
 
     def seconds(self, stamp: str | float | None, previous_s: float | None) -> float | None:
-        as_number = stamp if isinstance(stamp, int | float) else _as_number(stamp)
-        if as_number is not None:
+        as_number = number(stamp) if isinstance(stamp, int | float) else _as_number(stamp)
+        if as_number is not None and abs(as_number) < _LATEST_EPOCH_NS:
             self.aware += 1
-            seconds, unit = epoch_seconds(as_number)
+            epoch_s, unit = epoch_seconds(as_number)
             self.epoch_units.add(unit)
-            return seconds
+            return epoch_s
         moment = None if not isinstance(stamp, str) else _parse(stamp)
-        if moment is None:
-            self.unreadable += 1
-            return None
+        try:
+            seconds = None if moment is None else self._of_moment(moment, previous_s)
+        except (OverflowError, ValueError, OSError):  # the years 1 and 9999 have no UTC time in every zone
+            seconds = None
+        self.unreadable += seconds is None
+        return seconds
+
+    def _of_moment(self, moment: datetime, previous_s: float | None) -> float:
         if moment.tzinfo is not None:
             self.aware += 1
             return moment.timestamp()
@@ -402,12 +424,32 @@ class Findings:
     """Whether time 0 is the start of the work: a first row of energy per row then begins there."""
 
 
+def _possible(row: Row) -> Row:
+    """The row without values that no sensor reads and no clock shows; all importers pass here, so none prints them."""
+    values = {
+        name: value
+        for name, value in row.values.items()
+        if name not in ("power_watts", "energy_counter_j") or amount(value) is not None
+    }
+    has_time = row.seconds is None or (math.isfinite(row.seconds) and abs(row.seconds) < _EPOCH_UNITS[0][0])
+    if len(values) == len(row.values) and has_time:
+        return row
+    return replace(row, values=values, seconds=row.seconds if has_time else None)
+
+
 def gather(rows: Iterable[Row], rule: TimeRule, found: Findings) -> PowerLog:
     by_device: dict[str, list[Row]] = {}
+    impossible = 0
     for row in rows:
-        by_device.setdefault(row.source.device, []).append(row)
+        possible = _possible(row)
+        impossible += possible is not row
+        by_device.setdefault(row.source.device, []).append(possible)
     stamps = stamp_reader(rule.zone)
     devices, notes = [], list(found.notes)
+    if impossible:
+        notes.append(
+            f"{plural(impossible, 'row')} with a negative or impossible power, energy or time: that value is not used"
+        )
     for name, device_rows in by_device.items():
         device, own = _device(device_rows, stamps)
         if found.energy_unit and "energy_counter_j" in device.columns:

@@ -34,7 +34,8 @@ def looks_like(lines: Sequence[str]) -> bool:
 
 def read(lines: Sequence[str], rule: TimeRule) -> PowerLog:
     names = _header(lines[0])
-    if not any(name.startswith("power.draw") for name in names):
+    power = next((name for name in _FIELDS["power_watts"] if name in names), None)
+    if power is None:
         raise UnusableLog("this nvidia-smi file has no power.draw column", "add power.draw to --query-gpu")
     found = Findings(FORMAT)
     if "timestamp" not in names:
@@ -46,7 +47,6 @@ def read(lines: Sequence[str], rule: TimeRule) -> PowerLog:
         found.elapsed_clock = f"no stamps in the file; one reading every {rule.period_s:g} s (given with --period)"
     if not any(name in names for name in _IDENTITIES):
         found.notes.append("no index, uuid or bus id column: all rows are taken as one GPU")
-    power = next(name for name in _FIELDS["power_watts"] if name in names)
     found.facts["power_field"] = power
     return gather(list(_rows(lines, names, rule, found)), rule, found)
 

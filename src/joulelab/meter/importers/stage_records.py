@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from joulelab.meter.importers.power_log import ReportedEnergy, StageLog, number
+from joulelab.meter.importers.power_log import ReportedEnergy, StageLog, amount
 from joulelab.units import J_PER_KWH, energy_text
 
 FORMAT_STAGE = "stage JSON of the distillation energy benchmark"
@@ -67,7 +67,7 @@ def parse_json(text: str) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if is_stage(value) or is_summary(value) else None
 
@@ -98,9 +98,8 @@ def read_table(lines: Sequence[str]) -> tuple[list[StageLog], list[str]]:
 
 
 def _above_0(fields: Fields, name: str) -> float | None:
-    """A number of the record; its 0 stands for `not measured`."""
-    value = number(fields.get(name))
-    return value if value else None
+    """An amount of the record; its 0 stands for `not measured`."""
+    return amount(fields.get(name)) or None
 
 
 def read_stage(fields: Fields) -> tuple[StageLog | None, list[str]]:
@@ -151,7 +150,7 @@ def read_stage(fields: Fields) -> tuple[StageLog | None, list[str]]:
 def _gpu_energy_j(fields: Fields, name: str, duration_s: float | None, notes: list[str]) -> float | None:
     stated_j = _above_0(fields, "gpu_energy_joules")
     samples = fields.get("gpu_power_samples")
-    watts = [value for value in map(number, samples) if value is not None] if isinstance(samples, list) else []
+    watts = [value for value in map(amount, samples) if value is not None] if isinstance(samples, list) else []
     if not watts or not duration_s:
         return stated_j
     mean_j = sum(watts) / len(watts) * duration_s

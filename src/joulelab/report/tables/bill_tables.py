@@ -306,7 +306,10 @@ def find_bill(store: Path, name: str, students: int = 1) -> EnergyBill:
 def _read(folder: Path) -> Bill:
     bill = read_bill(folder)
     if bill is None:
-        raise UsageError(f"{folder / BILL} is not a bill of this version", "the run's record has the same figures")
+        raise UsageError(
+            f"{folder / BILL} is not a bill of this version, or states an impossible energy",
+            "the run's record has the same figures",
+        )
     return bill
 
 
