@@ -465,6 +465,8 @@ def _lineage(
 ) -> tuple[tuple[str, ...], tuple[Ancestor, ...]]:
     """Artifacts made and used, with all ancestors; those made by this run have the energy of the final record."""
     bills = [bill for attempt in attempts for bill in attempt.events.bills.values()]
+    if not bills:
+        return (), ()
     made = dict.fromkeys(bill.key for bill in bills if bill.artifact.made_by == run_id)
     by_key = {ancestor.key: ancestor for ancestor in ancestry_of(bills)}
     for key in made:

@@ -192,7 +192,8 @@ class RunAttempt:
             with suppress(OSError):  # a full disk may not even hold this; readers then derive `truncated`
                 mark_failed(self._paths, failure)
             raise failure from error or write_error
-        self._write_model_cards(record)
+        if record.made:  # a measured program makes no artifacts and need not import the report package
+            self._write_model_cards(record)
         for text in compact_run(self._paths, context.attempt if context else 0).kept:
             self._progress.write(f"Trace not compacted: {text}")
         return record

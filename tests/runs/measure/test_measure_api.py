@@ -164,3 +164,14 @@ def test_a_block_below_the_required_grade_raises_after_it_is_recorded(measure, t
     with pytest.raises(InvalidMeasurement, match="A is required"), measure("m", energy=settings):
         pass
     assert len(list((tmp_path / "runs").glob("m-*/run.json"))) == 1
+
+
+def test_a_measured_block_does_not_import_the_report_package(tmp_path):
+    """It makes no artifacts, so there are no model cards to write."""
+    code = (
+        "import sys, joulelab\n"
+        f"with joulelab.measure('block', runs_dir={str(tmp_path)!r}, energy={FAST!r}): pass\n"
+        "print([name for name in sys.modules if name.startswith('joulelab.report')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().splitlines()[-1] == "[]"
