@@ -88,7 +88,7 @@ def _lines(row: DeviceFigures) -> list[tuple[str, ...]]:
         )
         covered = percent_text(min(1.0, covered_s / energy.duration_s)) if energy.duration_s and covered_s else "-"
         bound = "≥ " if energy_j is not None and _is_lower_bound(energy, way) else ""
-        above = "-" if above_j is None else f"{above_j:,.1f}"
+        above = "-" if above_j is None else f"{bound}{above_j:,.1f}"
         lines.append((*shared, *(f"{bound}{form}" for form in _forms(energy_j)), above, covered))
     return lines
 
