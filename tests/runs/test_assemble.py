@@ -79,6 +79,23 @@ def test_a_sound_run_is_an_a_and_shows_gross_and_above_idle(tmp_path):
     assert record.totals.above_idle_j == pytest.approx(59 * 420, rel=0.02)
 
 
+def test_idle_power_is_subtracted_over_the_covered_time_alone_and_has_an_interval(tmp_path):
+    """The counter was set back while nothing was read for 30 of 59 s: 80 W were subtracted for all of them."""
+    paths = make(tmp_path)
+    trace = paths.trace("h", 1)
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    kept = [line for line in lines if line["kind"] != "gpu" or not 30 < (line["mono_ns"] - T0) / NS < 60]
+    for line in kept:
+        if line["kind"] == "gpu" and line["mono_ns"] >= T0 + 60 * NS:
+            line["energy_counter_j"] -= 20_000
+    lines_of(trace, kept)
+    train = assemble(paths, "done").stage("student.train")
+    assert train.best.coverage == pytest.approx(29 / 59, abs=0.01) and train.best.is_lower_bound
+    assert train.above_idle_j == pytest.approx(29 * 420, rel=0.02)
+    assert train.above_idle.is_lower_bound and train.above_idle.half_width_j > 0
+    assert train.mean_power_w == pytest.approx(500, rel=0.02)
+
+
 def test_an_idle_baseline_states_its_state_and_its_stability(tmp_path):
     (baseline,) = assemble(make(tmp_path), "done").totals.idle
     assert (baseline.stage, baseline.sm_clock_MHz, baseline.temperature_C) == ("idle.before", 345, 40)
