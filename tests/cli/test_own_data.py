@@ -84,6 +84,7 @@ def test_a_student_at_chance_level_is_flagged_in_output_and_record(folder):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "the student is at chance level" in done.stderr
+    assert "the student is at chance level" not in done.stdout, "the same note is printed once"
     notes = " ".join(note["text"] for note in shown("runs")["validity"]["notes"])
     assert "the student is at chance level" in notes
     assert "always predicting the most frequent class gives" in notes

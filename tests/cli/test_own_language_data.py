@@ -194,6 +194,18 @@ def test_new_compare_writes_a_group_that_runs(tmp_path, monkeypatch):
         assert f"{label}, seed 0" in ran.stderr
 
 
+def test_new_compare_numbers_the_columns_of_a_file_without_column_names(tmp_path, monkeypatch):
+    """It wrote `text_column: "text"`, a column that its own check did not find."""
+    monkeypatch.chdir(tmp_path)
+    write_encoder(tmp_path / "my-bert")
+    (tmp_path / "my.csv").write_text(write_reviews(tmp_path / "my.csv", 200).read_text().partition("\n")[2])
+    done = joulelab_here("new", "compare", "my.yaml", "--data", "my.csv", "--teacher", "./my-bert", "--seeds", "1")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "my.yaml").read_text()
+    assert "header: false" in text and 'text_column: "1"' in text and 'label_column: "2"  # 2 classes' in text
+    assert joulelab_here("run", "my.yaml", "--dry-run").returncode == 0
+
+
 @pytest.mark.parametrize("kind", ["chats", "squad", "text"])
 def test_new_compare_picks_the_pipeline_by_data_and_teacher(tmp_path, monkeypatch, llama, kind):
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -176,7 +176,8 @@ def show(
         print_run(record, with_id=True)
 
 
-def print_run(record: RunRecord, with_id: bool = False) -> None:
+def print_run(record: RunRecord, with_id: bool = False, written: Container[str] = ()) -> None:
+    """`written`: remarks that were printed while the run was executed; they are not printed again."""
     from joulelab.cli.console import print_answer
     from joulelab.report.tables.comparison_tables import run_view
     from joulelab.report.tables.run_tables import run_remarks, run_result, summary_grids
@@ -184,7 +185,10 @@ def print_run(record: RunRecord, with_id: bool = False) -> None:
     print_answer(
         run_result(record),
         summary_grids(record),
-        [*run_remarks(record), *([f"run {record.run_id}"] if with_id else [])],
+        [
+            *(text for text in run_remarks(record) if text not in written),
+            *([f"run {record.run_id}"] if with_id else []),
+        ],
         full=lambda: [run_view(record)],
         more="all tables, checks and notes",
     )

@@ -198,7 +198,7 @@ class PlainProgress:
         self._start_s = 0.0
         self._seconds = 0.0
         self._text = ""
-        self._written: set[str] = set()
+        self.written: set[str] = set()
 
     def __enter__(self) -> PlainProgress:
         return self
@@ -219,9 +219,9 @@ class PlainProgress:
         self._text = text or self._text
 
     def write(self, text: str) -> None:
-        if text in self._written or not (self._stages or text.startswith(("warning: ", "note: "))):
+        if text in self.written or not (self._stages or text.startswith(("warning: ", "note: "))):
             return
-        self._written.add(text)
+        self.written.add(text)
         if self._text or not self._running:  # without a text yet, a running stage keeps its line for its end
             self._end_line()
         self.line(text)

@@ -102,6 +102,7 @@ class _Data:
     rows: int = 0
     characters: int = 0
     splits: tuple[str, ...] = ()
+    header: bool = True
 
 
 def _data_for(data: str, models: list[str], teacher: str | None) -> _Data:
@@ -117,7 +118,7 @@ def _data_for(data: str, models: list[str], teacher: str | None) -> _Data:
 def _recognize(data: str) -> _Data:
     from joulelab.data import sources
     from joulelab.data.image_folders import SUFFIXES
-    from joulelab.data.text import UNSPLIT, ColumnChoice, guess_columns, read_parts
+    from joulelab.data.text import NO_COLUMN_NAMES, UNSPLIT, ColumnChoice, guess_columns, read_parts
 
     place = sources.parse(data)
     if place.path is None:
@@ -130,7 +131,11 @@ def _recognize(data: str) -> _Data:
     if place.path.suffix.lower() == ".txt":
         text = place.path.read_text(encoding="utf-8", errors="replace")
         return _Data("text", rows=text.count("\n"), characters=len(text))
-    parts = read_parts(data, "short" if place.kind == "sample" else "all", ColumnChoice(labeled=False)).parts
+    subset = "short" if place.kind == "sample" else "all"
+    read = read_parts(data, subset, ColumnChoice(labeled=False))
+    header = not any(NO_COLUMN_NAMES in note for note in read.notes)
+    # without column names the file's columns have numbers, and the group file names them by these
+    parts = read.parts if header else read_parts(data, subset, ColumnChoice(labeled=False, header=False)).parts
     table: Columns = parts.get("train") or next(iter(parts.values()))
     names = tuple(table.values)
     if not table.rows:
@@ -144,7 +149,8 @@ def _recognize(data: str) -> _Data:
         raise ConfigError(f"{data} has no column with text: {', '.join(names)}", "name a file with texts")
     size = sum(len(str(value)) for value in table.values[text_column])
     classes = len({str(value) for value in table.values[label]}) if label else 0
-    return _Data("labels" if label else "text", names, text_column, label, classes, table.rows, size, splits)
+    kind = "labels" if label else "text"
+    return _Data(kind, names, text_column, label, classes, table.rows, size, splits, header)
 
 
 def _has_answers(names: tuple[str, ...]) -> bool:
@@ -245,6 +251,8 @@ def _members(first: str, overrides: str, others: list[tuple[str, int]], first_se
 def _source_lines(data: str, found: _Data) -> str:
     splits = f"splits kept as they are: {', '.join(found.splits)}" if found.splits else "no splits: made by text hash"
     lines = [f"source: {_quoted(data)}  # {splits}; or data.train=, data.validation=, data.test="]
+    if not found.header:
+        lines.append("header: false  # the file has no column names; columns are numbered from 1")
     if found.text is not None:
         lines.append(f"text_column: {_quoted(found.text)}")
     if found.label is not None:

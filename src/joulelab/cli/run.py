@@ -391,7 +391,7 @@ def run_folder(folder: Path, options: RunOptions) -> None:
     if options.as_json:
         print(options.to_json(record))
     else:
-        print_run(record)
+        print_run(record, written=progress.written)
         if page is not None:
             note(page)
     enforce(record)

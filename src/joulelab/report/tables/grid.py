@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -110,8 +111,8 @@ class GridView:
         return table
 
     def _widths(self, width: int) -> list[int | None]:
-        """Width of each column: long words are kept whole before columns are, and those that need the least more
-        come first, so that few columns fold. All None if words must be broken: rich decides where."""
+        """Width of each column: no short word is broken, and the room that is left goes to the columns that need most
+        lines. All None if short words must be broken, too: rich decides where."""
         kept, numbers = self._kept_whole(width), range(len(self.grid.columns))
         wanted = [self._longest(number, whole=True) for number in numbers]
         words = [min(self._longest(number, whole=False), _LONGEST_KEPT_WORD) for number in numbers]
@@ -119,10 +120,19 @@ class GridView:
         room = width - sum(widths) - _GUTTER * len(widths)
         if room < 0:
             return [None for _ in widths]
-        for target in ([self._longest(number, whole=False) for number in numbers], wanted):
-            for number in sorted(numbers, key=lambda number: target[number] - widths[number]):
-                more = max(0, min(target[number] - widths[number], room))
-                widths[number], room = widths[number] + more, room - more
+        lines = self._lines  # of the cell that needs most
+        growing = [number for number in numbers if widths[number] < wanted[number]]
+        while growing:
+            number = max(growing, key=lambda number: lines(number, widths[number]))
+            wider = range(widths[number] + 1, min(widths[number] + room, wanted[number]) + 1)
+            better = next((one for one in wider if lines(number, one) < lines(number, widths[number])), None)
+            if better is None:
+                growing.remove(number)
+                continue
+            widths[number], room = better, room - (better - widths[number])
+        for number in sorted(numbers, key=lambda number: wanted[number] - widths[number]):
+            more = min(wanted[number] - widths[number], room)
+            widths[number], room = widths[number] + more, room - more
         return list(widths)
 
     def _kept_whole(self, width: int) -> list[int]:
@@ -137,6 +147,11 @@ class GridView:
         numbers = range(len(self.grid.columns))
         foldable = [min(self._longest(n, whole=False), _LONGEST_KEPT_WORD) for n in numbers if n not in kept]
         return sum(self._longest(n, whole=True) for n in kept) + sum(foldable) + _GUTTER * len(numbers)
+
+    def _lines(self, number: int, width: int) -> int:
+        """Lines of the cell that needs most of them; the few longest cells are enough to know."""
+        texts = sorted({row[number] for row in self.grid.rows} | {self.grid.columns[number].title}, key=len)[-8:]
+        return max(len(textwrap.wrap(line, width)) for text in texts for line in text.splitlines() or [""])
 
     def _longest(self, number: int, whole: bool) -> int:
         texts = [self.grid.columns[number].title, *(row[number] for row in self.grid.rows)]
