@@ -115,7 +115,8 @@ def test_the_folder_of_a_model_has_a_card_that_the_hub_reads(made, store: Path) 
     assert card["co2_eq_emissions"]["emissions"] > 0 and "Wh" in card["co2_eq_emissions"]["source"]
     assert f"base model: org/base@v1 at commit {'b' * 40}" in text
     assert "teacher: sample:minilm" in text and "/home/me" not in text
-    assert "| teacher | inherited |" in text and "## How to reproduce\n\n    joulelab run " in text
+    assert "teacher-cache" in text and "inherited" in text
+    assert "## How to reproduce\n\n    joulelab run " in text
     assert sources.content_hash(folder / "artifacts" / "final_model") == before  # the card changes no key
 
 
