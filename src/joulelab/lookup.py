@@ -317,6 +317,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "peft": ("peft",),
     "lm-eval": ("lm_eval",),
     "codecarbon": ("codecarbon",),
+    "prometheus": ("prometheus_client",),
 }
 
 

@@ -95,7 +95,7 @@ def test_the_table_of_extras_is_what_the_extras_install():
     for extra, packages in EXTRAS.items():
         required = {re.split(r"[<>=\[]", text)[0].lower() for text in extras[extra]}
         for package in packages:
-            names = {name.lower() for name in distributions.get(package, ())}
+            names = {name.lower().replace("_", "-") for name in distributions.get(package, ())}
             assert not names or names & required, f"{package} is not installed by the extra {extra}"
 
 

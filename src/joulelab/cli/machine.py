@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joulelab.cli.options import AsJson, RunsDir, detail, note
+from joulelab.cli.options import AsJson, Prometheus, RunsDir, detail, note
 from joulelab.errors import SensorMissing, UsageError
 from joulelab.units import duration_text, power_text
 
@@ -256,9 +256,7 @@ def monitor(
         bool, typer.Option("--plain", help="Write sample lines only, without header, gap and end lines.")
     ] = False,
     live: Annotated[bool, typer.Option("--live", help="Show power, energy and utilization on stderr.")] = False,
-    prometheus: Annotated[
-        int | None, typer.Option("--prometheus", metavar="PORT", help="Serve metrics on 127.0.0.1:PORT/metrics.")
-    ] = None,
+    prometheus: Prometheus = None,
 ) -> None:
     """Log power, memory and utilization of GPUs and CPU at a fixed interval, until SIGINT, SIGTERM or --duration.
 
@@ -293,7 +291,7 @@ def monitor(
         page = PrometheusPage(prometheus) if prometheus is not None else None
         if page is not None:
             stack.callback(page.close)
-            report(f"metrics on http://127.0.0.1:{page.port}/metrics")
+            report(f"metrics on {page.url}")
         log = LogFile(log_path, report)
         stack.callback(log.close)
         watched = Monitor(Settings(interval, duration, pid, plain), _readers(config, pid), log, report)

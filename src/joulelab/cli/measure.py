@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joulelab.cli.options import Flag, Require, RequireGrade, RunsDir, detail, merged, requested_settings
+from joulelab.cli.options import Flag, Prometheus, Require, RequireGrade, RunsDir, detail, merged, requested_settings
 from joulelab.errors import JoulelabError, UsageError
 from joulelab.lookup import unknown
 
@@ -33,6 +33,7 @@ FLAGS: Mapping[str, Flag] = {
     "price": Flag("energy.price"),
     "require": Flag("energy.require"),
     "require_grade": Flag("energy.require_grade"),
+    "prometheus": Flag("energy.prometheus"),
 }
 
 SCOPES = {"program": "measured", "machine": "machine"}
@@ -58,6 +59,7 @@ def measure(
     ] = 0,
     require: Require = None,
     require_grade: RequireGrade = None,
+    prometheus: Prometheus = None,
     estimate_cpu: Annotated[
         bool,
         typer.Option(
@@ -132,6 +134,7 @@ def measure(
       joulelab measure --repeat 5 --warmup 1 --json-to cost.json -- ./simulate input.dat
     """
     from joulelab.cli.console import wrapped
+    from joulelab.meter.monitor.exposition import require_free
     from joulelab.runs.attempt import close_run
     from joulelab.runs.environment import demand_sensors
     from joulelab.runs.measure.program import CannotStart, find_program
@@ -149,6 +152,8 @@ def measure(
     try:
         executable = find_program(command[0])
         demand_sensors(spec.energy)
+        if spec.energy.prometheus:
+            require_free(spec.energy.prometheus)
     except JoulelabError as error:
         if run_dir is not None and queued:
             close_run(RunPaths(run_dir), "failed", error)

@@ -140,6 +140,15 @@ RequireGrade = Annotated[
     str | None,
     typer.Option("--require-grade", metavar="A|B|C", help="Lowest accepted validity grade (exit code 4)."),
 ]
+Prometheus = Annotated[
+    str | None,
+    typer.Option(
+        "--prometheus",
+        metavar="[HOST:]PORT",
+        help="Serve metrics for Prometheus at HOST:PORT/metrics; HOST is 127.0.0.1 by default.",
+        show_default=False,
+    ),
+]
 SeveralRuns = Annotated[
     list[str],
     typer.Argument(

@@ -14,6 +14,7 @@ from joulelab.cli.options import (
     AsJson,
     DryRun,
     PartOption,
+    Prometheus,
     Require,
     RequireGrade,
     RunsDir,
@@ -109,6 +110,7 @@ def run(
     shard: ShardOption = None,
     require: Require = None,
     require_grade: RequireGrade = None,
+    prometheus: Prometheus = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -145,6 +147,7 @@ def run(
         "--shard": shard,
         "--require": require,
         "--require-grade": require_grade,
+        "--prometheus": prometheus,
     }
     given = [option for option, value in settings.items() if value]
     if resume is not None:
@@ -173,7 +176,7 @@ def requested_experiment(params: Mapping[str, Any]) -> tuple[str, list[str]]:
         experiment = short_version(experiment)
     if experiment is None:
         raise UsageError("no experiment was named", "`joulelab experiments` lists them; to try one: joulelab demo")
-    energy = {key: params[key] for key in ("require", "require_grade") if params[key] is not None}
+    energy = {key: params[key] for key in ("require", "require_grade", "prometheus") if params[key] is not None}
     changes = [f"energy.{key}={value}" for key, value in energy.items()]
     if params["data_script"]:
         changes += script_settings(params["data_script"], experiment, overrides)
@@ -298,12 +301,15 @@ def _checks(spec: RunSpec, options: RunOptions) -> Iterator[Callable[[], object]
 
     from joulelab import lookup
     from joulelab.errors import refuse_all
+    from joulelab.meter.monitor.exposition import require_free
     from joulelab.runs.environment import demand_sensors
     from joulelab.trackers.codecarbon import check_installed
     from joulelab.trackers.tracker import require_installed
 
     yield spec.preflight
     yield lambda: demand_sensors(spec.energy)
+    if spec.energy.prometheus:
+        yield lambda: require_free(spec.energy.prometheus)
     yield lambda: check_installed(spec.energy)
     yield lambda: require_installed(spec.trackers)
     imports = not options.dry_run and all(find_spec(name) is not None for name in ("torch", "transformers"))

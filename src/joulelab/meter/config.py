@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -55,6 +56,8 @@ class EnergyConfig(BaseModel):
     """Electricity grid for CO2e: an ISO code (FR, DE, US), `EU`, `world`, or g/kWh as `56` or `40-60`."""
     price: str = "none"
     """Price of electricity per kWh, with or without a currency: `0.30`, `0.30 EUR` or `0.25-0.35 EUR`."""
+    prometheus: str = ""
+    """Serve readings for Prometheus while recording, at `PORT` (of 127.0.0.1) or `HOST:PORT`; empty: do not."""
     pue: float | None = Field(None, ge=1, le=5)
     """Power usage effectiveness of the data center; CO2e with it is reported separately. Null: not applied."""
 
@@ -78,6 +81,18 @@ class EnergyConfig(BaseModel):
         if value is False:
             raise ValueError("YAML reads a bare NO as false; write NOR for Norway, or `none` for no CO2e")
         return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    @field_validator("prometheus", mode="before")
+    @classmethod
+    def _port_is_text(cls, value: object) -> object:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("prometheus")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        if value and not re.fullmatch(r"(.+:)?\d{1,5}", value):
+            raise ValueError(f"'{value}' is not an address; expected PORT or HOST:PORT, for example 0.0.0.0:9101")
+        return value
 
     @field_validator("price", mode="before")
     @classmethod

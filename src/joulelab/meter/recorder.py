@@ -25,11 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from joulelab import clock
+from joulelab.errors import JoulelabError
 from joulelab.lookup import SENSORS
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.marks import PhaseBook, RingReader
+from joulelab.meter.monitor.exposition import PrometheusPage
+from joulelab.meter.monitor.tally import DeviceTally, Tally
 from joulelab.meter.sampling import Reading, SamplingLoop, SensorReader
-from joulelab.meter.sensors import Line
+from joulelab.meter.sensors import Device, Line
 from joulelab.meter.trace import LineFile, header, open_trace, read_lines
 
 PHASES_EVERY_S = 10.0
@@ -79,6 +82,8 @@ class Recorder:
         self._lines_lost = 0
         self._requests = GpuRequests(Path(job.trace))
         self._requests_due_ns = 0
+        self._page: PrometheusPage | None = None
+        self._tally = Tally(())
 
     def run(self) -> None:
         reason = GONE
@@ -117,8 +122,32 @@ class Recorder:
         except OSError:
             return
         self._trace = open_trace(Path(self._job.trace))
+        self._open_page()
         self._open_sensors()
         self._take(self._loop.read_all("read_edge"))
+
+    def _open_page(self) -> None:
+        """The command has checked the address; where it is taken by now, recording is more important."""
+        if not self._config.prometheus:
+            return
+        try:
+            self._page = PrometheusPage(self._config.prometheus)
+            self._tally.run_id = Path(self._job.trace).parent.parent.name
+        except JoulelabError as error:
+            self._events.append({"kind": "warning", **clock.now().fields(), "text": error.message}, sync=True)
+
+    def _show(self, lines: list[Line]) -> None:
+        assert self._page is not None
+        for line in lines:
+            if line["kind"] in ("header", "devices"):
+                for device in line["devices"]:
+                    self._tally.devices.setdefault(device["device"], DeviceTally(Device(**device)))
+            elif line["kind"] == "gap":
+                self._tally.fail(line["device"], [line["device"]])
+            else:
+                self._tally.take_reading(line)
+        self._tally.ticks, self._tally.wall_s = self._tally.ticks + 1, time.time()
+        self._page.show(self._tally)
 
     def _request_gpus(self) -> None:
         """Ask the active recorder to read this rank's GPUs."""
@@ -203,6 +232,8 @@ class Recorder:
     def _append(self, lines: list[Line]) -> None:
         """A full disk loses these lines and not the recorder; the loss is a gap as soon as there is space again."""
         assert self._trace is not None
+        if self._page is not None:
+            self._show(lines)
         if self._lines_lost:
             gap = {"kind": "gap", **clock.now().fields(), "device": "trace"}
             lines = [{**gap, "reason": f"{self._lines_lost} lines could not be written"}, *lines]

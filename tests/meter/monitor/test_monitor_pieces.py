@@ -1,13 +1,19 @@
 """The tally, the Prometheus text and the live table, from records made here."""
 
+import json
+import re
 import subprocess
 import sys
+import urllib.request
+from pathlib import Path
 
 import pytest
 
 from joulelab.clock import NS
-from joulelab.meter.monitor.exposition import exposition
-from joulelab.meter.monitor.tally import Tally, sparkline
+from joulelab.errors import UsageError
+from joulelab.meter.monitor import exposition
+from joulelab.meter.monitor.exposition import PrometheusPage, parse_address
+from joulelab.meter.monitor.tally import DeviceTally, Tally, sparkline
 from joulelab.meter.sampling import REOPEN_AFTER, SensorReader
 from joulelab.meter.sensors import Device
 
@@ -51,25 +57,75 @@ def test_a_gpu_counter_that_restarts_with_its_driver_counts_from_0():
     assert tally.devices["gpu:A"].energy_j == 40.0
 
 
-def test_the_prometheus_text_is_what_prometheus_reads():
+def page_text(tally, openmetrics=False):
+    """What a client receives, parsed by prometheus-client's own parser: {sample name: [(labels, value)]}."""
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+    from prometheus_client.parser import text_string_to_metric_families
+
+    page = PrometheusPage("0")
+    try:
+        page.show(tally)
+        request = urllib.request.Request(page.url)
+        if openmetrics:
+            request.add_header("Accept", "application/openmetrics-text; version=1.0.0")
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            kind, text = answer.headers["Content-Type"], answer.read().decode()
+    finally:
+        page.close()
+    assert kind.startswith("application/openmetrics-text" if openmetrics else "text/plain")
+    assert text.endswith("# EOF\n") == openmetrics
+    samples = {}
+    for family in (parse_openmetrics if openmetrics else text_string_to_metric_families)(text):
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return samples
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_prometheus_own_parser_reads_both_formats(openmetrics):
     tally = tallied(
         [gpu(0, 100, gpu_utilization_percent=50, memory_used_MB=2), rapl(0, 0.0)], [gpu(2, 100), rapl(2, 9)]
     )
     tally.fail("rapl", ["rapl:package-0"])
-    text = exposition(tally)
-    assert 'joulelab_gpu_power_watts{gpu="3",uuid="A",name="Fake \\"H200\\""} 100.0\n' in text
-    assert 'name="Fake \\"H200\\"",method="integrated"} 200.0\n' in text
-    assert 'joulelab_cpu_energy_joules_total{domain="package-0",counted="true"} 9.0\n' in text
-    assert 'joulelab_monitor_sensor_errors_total{sensor="rapl"} 1.0\n' in text
-    for line in text.splitlines():
-        assert line.startswith(("# HELP joulelab_", "# TYPE joulelab_", "joulelab_"))
+    node = Device("node:ipmi", "node", "IPMI", counted=False)
+    tally.devices["node:ipmi"] = DeviceTally(node)
+    tally.devices["node:ipmi"].take_power(0, 400.0)
+    found = page_text(tally, openmetrics)
+    labels = {"gpu": "3", "uuid": "A", "name": 'Fake "H200"'}
+    assert found["joulelab_gpu_power_watts"] == [(labels, 100.0)]
+    assert found["joulelab_gpu_energy_joules_total"] == [({**labels, "method": "integrated"}, 200.0)]
+    assert found["joulelab_cpu_energy_joules_total"] == [({"domain": "package-0", "counted": "true"}, 9.0)]
+    assert found["joulelab_monitor_sensor_errors_total"] == [({"sensor": "rapl"}, 1.0)]
+    assert found["joulelab_node_power_watts"] == [({"device": "node:ipmi"}, 400.0)]
 
 
 def test_a_failing_sensor_leaves_no_old_reading_behind():
     tally = tallied([gpu(0, 100)])
     tally.fail("nvml", ["gpu:A"])
-    assert "joulelab_gpu_power_watts" not in exposition(tally)
-    assert "joulelab_gpu_energy_joules_total" in exposition(tally)
+    found = page_text(tally)
+    assert "joulelab_gpu_power_watts" not in found
+    assert "joulelab_gpu_energy_joules_total" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("9101", ("127.0.0.1", 9101)), ("0.0.0.0:1", ("0.0.0.0", 1)), ("[::1]:80", ("::1", 80)), ("host:x", None)],
+)
+def test_the_address_is_local_unless_another_is_named(text, expected):
+    if expected is None:
+        with pytest.raises(UsageError, match="not an address"):
+            parse_address(text)
+    else:
+        assert parse_address(text) == expected
+
+
+def test_every_query_of_the_dashboard_names_a_metric_that_is_served():
+    dashboard = json.loads((Path(__file__).parents[3] / "examples" / "grafana-dashboard.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    source = Path(exposition.__file__).read_text()
+    names = {name for query in queries for name in re.findall(r"joulelab_\w+", query)}
+    assert len(queries) >= 6
+    assert all(f'"{name.removesuffix("_total")}"' in source for name in names), names
 
 
 @pytest.mark.parametrize(("values", "expected"), [([], ""), ([0, 0], "▁▁"), ([0, 50, 100], "▁▅█"), ([80, 80], "██")])

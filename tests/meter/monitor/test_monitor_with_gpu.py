@@ -135,8 +135,8 @@ def test_prometheus_serves_watts_and_joules_with_labels_and_units_in_names(three
             kind, text = answer.headers["Content-Type"], answer.read().decode()
         code, _ = running.end(signal.SIGINT)
     assert code == 0
-    assert kind.startswith("text/plain; version=0.0.4")
-    assert f'joulelab_gpu_power_watts{{gpu="1",uuid="{B}",name=' in text
+    assert kind.startswith("text/plain; version=")
+    assert any(line.startswith("joulelab_gpu_power_watts{") and f'uuid="{B}"' in line for line in text.splitlines())
     assert "# TYPE joulelab_gpu_energy_joules_total counter" in text
     assert "# HELP joulelab_gpu_power_watts " in text
     assert "joulelab_cpu_utilization_ratio " in text

@@ -115,7 +115,7 @@ def test_all_names_of_the_log_option_are_one_option(tmp_path, monkeypatch, optio
         (["--duration", -1], "--duration -1: expected seconds above 0"),
         (["--out", "/proc/nowhere/log.jsonl"], "cannot write the log /proc/nowhere/log.jsonl"),
         (["--out", "."], "cannot write the log"),
-        (["--prometheus", 99999999], "cannot serve Prometheus"),
+        (["--prometheus", 99999999], "'99999999' is not an address for metrics"),
         (["--interva", 1], "did you mean --interval?"),
     ],
 )

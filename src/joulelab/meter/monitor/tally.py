@@ -116,6 +116,8 @@ class Tally:
         self.ticks = 0
         self.errors: dict[str, int] = {}
         self.wall_s = 0.0
+        self.run_id = ""
+        """The run whose trace is recorded; empty for the monitor."""
 
     def take(self, records: Sequence[Line], wall_s: float) -> None:
         """The records of one tick."""
@@ -132,6 +134,14 @@ class Tally:
             if record["kind"] in ("gpu", "host", "rapl"):
                 self.host = record
                 self.process = record.get("process", self.process)
+
+    def take_reading(self, line: Line) -> None:
+        """One line of a trace, with the latest value of each field: a trace has slow fields in some lines only."""
+        if line.get("kind") == "gpu" and (gpu := self.devices.get(line["device"])) is not None:
+            gpu.latest = {**gpu.latest, **{name: value for name, value in line.items() if value is not None}}
+        elif line.get("kind") == "host":
+            self.host = line
+        self.take_line(line)
 
     def take_line(self, line: Line) -> None:
         """Add the energy of one record, or of one line of a trace, for the devices that are known."""
