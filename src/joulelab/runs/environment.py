@@ -29,7 +29,7 @@ from joulelab.meter.profile import profile_id
 from joulelab.meter.sampling import SensorReader, open_sensors
 from joulelab.meter.sensors import Device, SensorUnavailable
 from joulelab.meter.sensors.cpu import allowed_cores, processor_name
-from joulelab.meter.sensors.nvml import permitted_cards
+from joulelab.meter.sensors.nvml import opened_cards
 from joulelab.meter.session import fallback_sensors_for, sensors_for
 from joulelab.redaction import redact, redact_command
 from joulelab.runs.record import MEASURED_COMPONENTS
@@ -132,19 +132,11 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def free_gpu_bytes() -> int | None:
     """Free memory of the GPU with the most of it, among those visible to this process; None if it is unknown."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
     free = []
-    try:
-        for handle in permitted_cards(pynvml).values():
-            with suppress(pynvml.NVMLError):
-                free.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).free))
-    finally:
-        pynvml.nvmlShutdown()
+    with opened_cards() as (nvml, cards):
+        for handle in cards.values():
+            with suppress(nvml.NVMLError):
+                free.append(int(nvml.nvmlDeviceGetMemoryInfo(handle).free))
     return max(free, default=None)
 
 
@@ -195,22 +187,13 @@ def torch_has_cuda() -> bool:
 
 def gpus() -> list[dict[str, Any]]:
     """GPUs visible to this process; a lost card, or one that a cgroup hides, must not end the run."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
     readable = []
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        for card, handle in permitted_cards(pynvml).items():
-            with suppress(pynvml.NVMLError):
-                memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    with opened_cards() as (nvml, cards):
+        for card, handle in cards.items():
+            with suppress(nvml.NVMLError):
                 facts = {"index": card.index, "uuid": card.uuid, "name": card.name}
-                readable.append({**facts, "memory_bytes": memory_bytes, "driver": driver})
-    finally:
-        pynvml.nvmlShutdown()
+                memory_bytes, driver = nvml.nvmlDeviceGetMemoryInfo(handle).total, nvml.nvmlSystemGetDriverVersion()
+                readable.append({**facts, "memory_bytes": int(memory_bytes), "driver": driver})
     return readable
 
 

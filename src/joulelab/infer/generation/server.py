@@ -30,7 +30,7 @@ from joulelab.errors import ConfigError, JoulelabError
 from joulelab.infer.generation.completions import Completion, FinishReason, Prompt, as_messages
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.meter.sensors.gpu_selection import select_gpus
-from joulelab.meter.sensors.nvml import permitted_cards
+from joulelab.meter.sensors.nvml import compute_pids, opened_cards
 
 FORWARDERS = frozenset({"ssh", "sshd", "autossh", "socat", "kubectl", "haproxy", "nginx", "envoy", "rinetd", "stunnel"})
 _ANY_ADDRESS = ("0.0.0.0", "::", "*")
@@ -85,24 +85,14 @@ def unmetered_gpus(pids: Collection[int], wanted: str = "auto", nvml: Any = None
 
     `wanted` is the setting `energy.gpus`.
     """
-    nvml = nvml or _import_pynvml()
-    if nvml is None or not pids:
+    if not pids:
         return []
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return []
-    try:
-        handles = permitted_cards(nvml)
-        metered = set(select_gpus(list(handles), wanted, os.environ).cards)
+    with opened_cards(nvml) as (nvml, cards):
+        metered = set(select_gpus(list(cards), wanted, os.environ).cards)
         server = _with_children(pids)
         return [
-            card.uuid
-            for card, handle in handles.items()
-            if card not in metered and server & {int(one.pid) for one in _compute_processes(nvml, handle)}
+            card.uuid for card, handle in cards.items() if card not in metered and server & compute_pids(nvml, handle)
         ]
-    finally:
-        nvml.nvmlShutdown()
 
 
 def _own_addresses() -> set[str]:
@@ -137,21 +127,6 @@ def _with_children(pids: Iterable[int]) -> set[int]:
         except psutil.Error:
             continue
     return found
-
-
-def _compute_processes(nvml: Any, handle: Any) -> list[Any]:
-    try:
-        return list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    except nvml.NVMLError:
-        return []
-
-
-def _import_pynvml() -> Any:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    return pynvml
 
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")

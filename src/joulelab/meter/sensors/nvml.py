@@ -26,8 +26,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from statistics import fmean
 from typing import Any, Literal
 
@@ -533,6 +533,26 @@ class NvmlSensor:
         if self._nvml is not None and self._cards:
             with suppress(self._nvml.NVMLError):  # not open, as after a driver that did not come back at once
                 self._nvml.nvmlShutdown()
+
+
+@contextmanager
+def opened_cards(nvml: Any = None) -> Iterator[tuple[Any, dict[Listed, Any]]]:
+    """NVML, and the cards that this process may open with their handles; no cards if the driver does not answer."""
+    nvml = nvml or _binding()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        yield nvml, {}
+        return
+    try:
+        yield nvml, permitted_cards(nvml)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def compute_pids(nvml: Any, handle: Any) -> set[int]:
+    """Processes that compute on a card; empty if the driver does not list them."""
+    return {int(one.pid) for one in _ask(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()}
 
 
 def permitted_cards(nvml: Any) -> dict[Listed, Any]:
