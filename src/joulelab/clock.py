@@ -6,10 +6,14 @@ the recorder share it. It is undefined across boots and machines, so every file 
 
 from __future__ import annotations
 
+import subprocess
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
+
+import psutil
 
 NS = 1_000_000_000
 
@@ -40,8 +44,20 @@ def folder_stamp() -> str:
     return datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
+@cache
 def boot_id() -> str:
+    """The same for all processes between two boots. On macOS the monotonic clock stops while the machine sleeps, so
+    wall time minus monotonic time would change with every sleep; the kernel's own identifier does not."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # not Linux: the boot time, rounded to seconds, identifies the boot
-        return f"boot-{round(time.time() - time.monotonic())}"
+    except OSError:
+        return kernel_setting("kern.bootsessionuuid") or f"boot-{int(psutil.boot_time())}"
+
+
+def kernel_setting(name: str) -> str | None:
+    """A value of `sysctl`, which macOS has in place of /proc; None if there is none."""
+    try:
+        found = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+import sys
 from collections.abc import Mapping
 
 import torch
@@ -113,4 +114,5 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Peak of allocated tensors on a GPU since `reset_peak_memory`; on a CPU the peak resident size of the process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # ru_maxrss is in KiB
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2): bytes on macOS, KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from joulelab import clock
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, Line
 from joulelab.meter.sensors.processes import BusyTime, fellow_ranks
@@ -167,7 +168,8 @@ def processor_name() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return platform.processor() or platform.machine()
+        # macOS: platform.processor() is only `arm`
+        return clock.kernel_setting("machdep.cpu.brand_string") or platform.processor() or platform.machine()
     match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return match.group(1) if match else platform.machine()
 
