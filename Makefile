@@ -1,22 +1,27 @@
-# Everything a fresh clone needs: each target sets itself up. PYTHON picks the interpreter (3.11 or 3.12).
+# Everything a fresh clone needs: each target sets itself up. PYTHON picks the interpreter (3.11 or newer).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+DEMO_READY := $(VENV)/demo-ready
+BASE_READY := $(VENV)/base-ready
 COMPILED := $(VENV)/compiled
 
-.PHONY: demo test test-slow attack check lint types imports docs clean help
+.PHONY: demo test test-base test-slow attack check lint types imports docs dist release clean help
 
 help:
 	@echo "make demo       set up and run the demo: a measured comparison in about five minutes"
 	@echo "make test       set up and run the tests"
+	@echo "make test-base  run the tests that need no torch, for example with VENV=.venv-3.14 PYTHON=python3.14"
 	@echo "make test-slow  run the tests that take minutes: simulations and audits"
 	@echo "make attack     kill runs and mutate inputs: 10,500 tries in about two hours, can be continued"
 	@echo "make check      run tests, lint, types and the import contract"
 	@echo "make docs       build the documentation site: site/index.html"
+	@echo "make dist       build and check wheel and sdist: dist/"
+	@echo "make release    the same, and upload them with UPLOAD=yes"
 	@echo "make clean      remove the virtual environment"
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	$(BIN)/joulelab demo
 
 # Two workers, whole files each: most tests wait for a recorder or a child process, not for a core. Files run in the
@@ -24,6 +29,10 @@ demo: $(READY)
 test: $(COMPILED)
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# On Python versions without a torch at hand. What turns out to need torch is skipped with that reason.
+test-base: $(BASE_READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/stats tests/meter tests/runs tests/report tests/cli
 
 # Simulations and audits that take minutes.
 test-slow: $(READY)
@@ -56,15 +65,40 @@ $(COMPILED): $(READY)
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@
 
-# The stamp is newer than what defines the environment, so a second call starts at once.
-$(READY): pyproject.toml constraints.txt src/joulelab/data/samples.py
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
-	  { echo "joulelab needs Python 3.11 or 3.12, found $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv --upgrade-deps $(VENV) || \
-	  { echo "python's venv module is missing (on Debian and Ubuntu: apt-get install python3-venv)"; rm -rf $(VENV); exit 2; }
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[train,vision,graphs,dev]"
+# A stamp is newer than what defines the environment, so a second call starts at once. The demo needs no tools of
+# developers; what `make test` installs includes what it needs.
+INPUTS := pyproject.toml constraints.txt scripts/set_up.py
+
+$(READY): $(INPUTS) src/joulelab/data/sources.py | $(BIN)/python
+	$(BIN)/python scripts/set_up.py train vision graphs dev
+	$(BIN)/joulelab samples fetch
+	@touch $(DEMO_READY) $(BASE_READY) $@
+
+$(DEMO_READY): $(INPUTS) src/joulelab/data/sources.py | $(BIN)/python
+	$(BIN)/python scripts/set_up.py train report
 	$(BIN)/joulelab samples fetch
 	@touch $@
+
+$(BASE_READY): $(INPUTS) | $(BIN)/python
+	$(BIN)/python scripts/set_up.py test
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "joulelab needs Python 3.11 or newer, found $$($(PYTHON) --version). Try: make PYTHON=python3.13 $(MAKECMDGOALS)"; exit 2; }
+	@$(PYTHON) -m venv --upgrade-deps $(VENV) || \
+	  { echo "python's venv module is missing (on Debian and Ubuntu: apt-get install python3-venv)"; rm -rf $(VENV); exit 2; }
+
+# `twine check` reads the description as PyPI would render it.
+dist: $(READY)
+	@$(BIN)/python -m pip install --quiet build twine
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+
+release: dist
+	@if test "$(UPLOAD)" = yes; then $(BIN)/python -m twine upload dist/*; \
+	  else echo "not uploaded; to upload: make release UPLOAD=yes"; fi
 
 clean:
 	rm -rf $(VENV)
