@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/set_up.py train report
 
-On a machine without an NVIDIA GPU, torch comes from PyTorch's index of CPU builds, because the build on PyPI brings 3 GB
-of CUDA libraries. If that index does not answer within seconds, pip chooses from the indexes that it is configured
+On a machine without an NVIDIA GPU, torch comes from PyTorch's index of CPU builds, because the build on PyPI brings 3
+GB of CUDA libraries. If that index does not answer within seconds, pip chooses from the indexes that it is configured
 with. The size is printed before torch is downloaded. uv installs if it is there, unless pip has indexes of its own
 configured, which uv does not read.
 """
@@ -101,7 +101,19 @@ def answers(url: str, patience_s: float = PATIENCE_S) -> bool:
 
 def download_text(requirement: str, source: list[str]) -> str:
     """What installing torch downloads, by resolving it without installing."""
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", *source, requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--quiet",
+        "--report",
+        "-",
+        *source,
+        requirement,
+    ]
     try:
         resolved = subprocess.run(command, capture_output=True, text=True, timeout=SIZE_PATIENCE_S, check=True)
         packages: list[Any] = json.loads(resolved.stdout)["install"]

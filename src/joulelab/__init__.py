@@ -17,7 +17,15 @@ Importing this package is cheap: numpy, torch and the sensors are loaded on firs
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # so that users' code is checked against the types of what is imported on first use
+    from joulelab.integrations.notebook import load_ipython_extension as load_ipython_extension
+    from joulelab.meter.monitor.telemetry import telemetry as telemetry
+    from joulelab.runs.load import load as load
+    from joulelab.runs.load import load_runs as load_runs
+    from joulelab.runs.measure.api import measure as measure
+    from joulelab.runs.measure.api import measured as measured
 
 __version__ = "0.1.0"
 
