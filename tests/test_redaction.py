@@ -192,3 +192,12 @@ def test_escapes_in_json_are_controls_too():
     }
     raw = json.dumps({"d": "\u202e\x9b"}, ensure_ascii=False)
     assert json.loads(printable_json(raw)) == {"d": "\ufffd\ufffd"}
+
+
+def test_lone_surrogates_in_json_are_replaced_and_pairs_stay():
+    assert json.loads(printable_json(r'["\ud83d\ude00", "\ud800", "\ude00", "\\ud800"]')) == [
+        "😀",
+        "\ufffd",
+        "\ufffd",
+        r"\ud800",
+    ]

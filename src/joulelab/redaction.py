@@ -92,12 +92,12 @@ _USER_OPTIONS = ("-u", "-U", "--user", "--proxy-user", "--userpass", "--username
 
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-# The same characters escaped in JSON; an even number of backslashes before the escape is text.
-_ESCAPED_CONTROLS = re.compile(
-    r"(?<!\\)((?:\\\\)*)\\(?:u00(?:0[0-8bcef]|1[0-9a-f]|7f|[89][0-9a-f])|u202[a-e]|[bf])", re.I
+# The same characters escaped in JSON. Escaped backslashes and surrogate pairs come first, because they are text.
+_ESCAPES = re.compile(
+    r"\\\\|\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}"
+    r"|(?P<bad>\\(?:u00(?:0[0-8bcef]|1[0-9a-f]|7f|[89][0-9a-f])|u202[a-e]|u206[6-9]|ud[89a-f][0-9a-f]{2}|[bf]))",
+    re.I,
 )
-
-
 _LINE_END = re.compile(r"\r\n?")
 
 
@@ -118,7 +118,7 @@ def _is_bytes(text: str) -> bool:
 def printable_json(text: str) -> str:
     """JSON text whose strings are `printable`."""
     shown = _CONTROLS.sub("\ufffd", _LINE_END.sub("\n", text))
-    return _ESCAPED_CONTROLS.sub(lambda found: found.group(1) + "\ufffd", shown) if "\\" in shown else shown
+    return _ESCAPES.sub(lambda found: "\ufffd" if found["bad"] else found[0], shown) if "\\" in shown else shown
 
 
 def redact_text(text: str) -> tuple[str, int]:

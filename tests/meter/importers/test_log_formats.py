@@ -266,3 +266,13 @@ def test_control_characters_of_a_log_do_not_reach_the_terminal(tmp_path, joulela
     )
     code, out, err = joulelab_here("import", path, "--no-run")
     assert code == 0 and "\x1b" not in out + err and "\x07" not in out + err
+
+
+def test_times_beyond_all_clocks_are_unreadable(tmp_path, joulelab_here):
+    good = [{"timestamp": f"2026-03-02T12:00:{s:02d}Z", "gpu_index": 0, "power_watts": 100.0} for s in range(5)]
+    odd = [dict(good[0], timestamp=at) for at in ("9999-12-31T23:59:59-23:00", 9e15, "0001-01-01T00:00:00", 1e300)]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*good, *odd]))
+    code, out, err = joulelab_here("import", path, "--json")
+    assert code == 0, err
+    assert json.loads(out)["devices"][0]["energy_j"] == pytest.approx(400.0)

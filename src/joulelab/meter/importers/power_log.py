@@ -200,6 +200,8 @@ _OFFSET = re.compile(r"([+-])(\d{2}):?(\d{2})$")
 # as large, so that the magnitude alone decides the unit. Smaller numbers count from the start of the log.
 _EPOCH_ABOVE = 1e8
 _LATEST_EPOCH_NS = 1e20
+# The year 2096. Nanoseconds of a log that begins and ends within these bounds fit into 64 bits.
+_LATEST_S = 4e9
 _EPOCH_UNITS = ((1e11, 1.0, "s"), (1e14, 1e3, "ms"), (1e17, 1e6, "us"), (_LATEST_EPOCH_NS, 1e9, "ns"))
 
 
@@ -249,6 +251,9 @@ class StampReader:
         if as_number is not None and abs(as_number) < _LATEST_EPOCH_NS:
             self.aware += 1
             epoch_s, unit = epoch_seconds(as_number)
+            if abs(epoch_s) > _LATEST_S:
+                self.unreadable += 1
+                return None
             self.epoch_units.add(unit)
             return epoch_s
         moment = None if not isinstance(stamp, str) else _parse(stamp)
@@ -256,7 +261,9 @@ class StampReader:
             seconds = None if moment is None else self._of_moment(moment, previous_s)
         except (OverflowError, ValueError, OSError):  # the years 1 and 9999 have no UTC time in every zone
             seconds = None
-        self.unreadable += seconds is None
+        if seconds is None or abs(seconds) > _LATEST_S:
+            self.unreadable += 1
+            return None
         return seconds
 
     def _of_moment(self, moment: datetime, previous_s: float | None) -> float:
@@ -431,7 +438,7 @@ def _possible(row: Row) -> Row:
         for name, value in row.values.items()
         if name not in ("power_watts", "energy_counter_j") or amount(value) is not None
     }
-    has_time = row.seconds is None or (math.isfinite(row.seconds) and abs(row.seconds) < _EPOCH_UNITS[0][0])
+    has_time = row.seconds is None or (math.isfinite(row.seconds) and abs(row.seconds) < _LATEST_S)
     if len(values) == len(row.values) and has_time:
         return row
     return replace(row, values=values, seconds=row.seconds if has_time else None)

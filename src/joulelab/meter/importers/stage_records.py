@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from joulelab.meter.importers.power_log import ReportedEnergy, StageLog, amount
+from joulelab.meter.importers.power_log import ReportedEnergy, StageLog, amount, number
 from joulelab.units import J_PER_KWH, energy_text
 
 FORMAT_STAGE = "stage JSON of the distillation energy benchmark"
@@ -66,7 +66,7 @@ def parse_json(text: str) -> dict[str, Any] | None:
     if not text.lstrip().startswith("{"):
         return None
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=number, parse_float=number)  # Infinity, NaN and 1e999 become null
     except (ValueError, RecursionError):
         return None
     return value if is_stage(value) or is_summary(value) else None
