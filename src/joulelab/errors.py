@@ -18,7 +18,7 @@
     ├── ProgramFailed        its own  the measured program failed (runs/measure/program.py)
     ├── SensorMissing             3   no sensor where one was required
     ├── InvalidMeasurement        4   the measurement does not meet the required validity
-    └── EndedBySignal       128 + n   SIGINT (130) or SIGTERM (143)
+    └── EndedBySignal       128 + n   SIGHUP (129), SIGINT (130) or SIGTERM (143)
 
 The CLI catches `JoulelabError` once and prints message and hint; any other exception is a bug and keeps its traceback.
 """

@@ -37,6 +37,7 @@ def kill_try(seed, folder):
     environment = {**os.environ, "JOULELAB_CONFIG": os.devnull}
     process = subprocess.Popen(
         [*command, "--", sys.executable, "-c", PROGRAM], env=environment, start_new_session=True,
+        preexec_fn=_hear_all_signals,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     time.sleep(drawn.uniform(0.2, 4.0))
@@ -62,6 +63,12 @@ def kill_try(seed, folder):
             os.kill(pid, signal.SIGKILL)
         return f"{len(alive)} processes are still alive 20 s after {signum.name}"
     return _lost(store, environment)
+
+
+def _hear_all_signals():
+    """A shell starts its background jobs with these ignored, and children inherit that."""
+    for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
 
 
 def _family(pid):

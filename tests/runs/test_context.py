@@ -1,5 +1,7 @@
 """One run from inside: stages as segments, artifacts with bills, and a record that closes on its trace."""
 
+import os
+import signal
 import time
 
 import pytest
@@ -9,7 +11,7 @@ from joulelab.lookup import PIPELINES
 from joulelab.meter.figures import EnergyFigure
 from joulelab.runs.artifacts import external
 from joulelab.runs.attempt import create_run
-from joulelab.runs.context import SilentProgress
+from joulelab.runs.context import SilentProgress, StopRequest
 from joulelab.runs.execute import execute
 from joulelab.runs.paths import read_json
 from joulelab.runs.record import Result
@@ -297,3 +299,22 @@ def test_an_attempt_ends_before_a_later_phase_and_the_next_one_continues(tmp_pat
     assert phases == ["data", "teacher"]
     assert execute(paths, SilentProgress()).status == "done"
     assert phases[2:] == ["data", "teacher", "train", "evaluate"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_closed_terminal_requests_a_stop_like_sigterm_and_ctrl_c(signum):
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signum)
+        with pytest.raises(EndedBySignal) as ended:
+            stop.check()
+    assert ended.value.exit_code == 128 + signum
+
+
+def test_a_program_under_nohup_outlives_its_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            stop.check()
+    finally:
+        signal.signal(signal.SIGHUP, before)

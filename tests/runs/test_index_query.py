@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import sys
+import time
 
 import pytest
 
@@ -118,3 +119,11 @@ def test_a_trace_that_was_interrupted_does_not_hide_the_others(store, folder):
     found = run_query(store, "select distinct run_id from samples", IndexReporter(unreadable.append))
     assert found.rows == [(folder.name,)]
     assert len(unreadable) == 1 and "cut" in unreadable[0]
+
+
+def test_an_endless_query_is_stopped(store):
+    endless = "with recursive n(x) as (select 1 union all select x + 1 from n) select count(*) from n"
+    begin = time.monotonic()
+    with pytest.raises(UsageError, match=r"stopped after 0\.5 s"):
+        run_query(store, endless, TOLD, limit_s=0.5)
+    assert time.monotonic() - begin < 20

@@ -2,11 +2,13 @@
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from joulelab.cli import main
+from joulelab.cli.browse import prune_store
 from joulelab.errors import CorruptedFile, StorageFailed
 from joulelab.lookup import PIPELINES
 from joulelab.meter.marks import RingWriter
@@ -18,9 +20,9 @@ from joulelab.runs.attempt import create_run, mark_running
 from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
 from joulelab.runs.lock import holding
-from joulelab.runs.paths import read_json, storage_failure, write_json
+from joulelab.runs.paths import RunPaths, read_json, storage_failure, write_json
 from joulelab.runs.spec import load_spec
-from joulelab.runs.store import load_record, read_record
+from joulelab.runs.store import find_leftovers, load_record, read_record, remove_leftover
 
 FAST = {"energy": {"estimate_cpu": True, "gpus": "none"}}
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -130,3 +132,70 @@ def test_a_file_nested_too_deep_is_corrupted(tmp_path):
     (tmp_path / "run.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
     with pytest.raises(CorruptedFile, match="nested too deep"):
         read_json(tmp_path / "run.json")
+
+
+@pytest.fixture
+def crashed(store, folder):
+    """What crashes leave, all an hour old, and the same things fresh."""
+    stamp = "20260101T000000Z-abcd"
+    made = {
+        store / f"half-{stamp}" / "config.yaml": "has no run.json",
+        store / "groups" / f"half-{stamp}" / "x": "has no group.json",
+        store / ".index.sqlite.abc.tmp": "unfinished file",
+        folder / ".run.json.1.tmp": "unfinished file",
+        folder / "checkpoints" / "a" / "step-000000001.00000000.pt.corrupted": "corrupted checkpoint",
+    }
+    for path in made:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x" * 100)
+        old = time.time() - 3600
+        for one in (path, path.parent):
+            os.utime(one, (old, old))
+    for path in (store / "fresh-20260101T000000Z-abcd" / "x", store / "my notes" / "x", store / ".fresh.tmp"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    old_notes = store / "my notes"
+    os.utime(old_notes / "x", (old, old))
+    os.utime(old_notes, (old, old))
+    return {path.parent if path.name in ("config.yaml", "x") else path: reason for path, reason in made.items()}
+
+
+def test_what_crashes_left_is_listed_and_only_that_is_removed(store, folder, crashed, capsys):
+    before = read_record(RunPaths(folder))
+    assert {one.path: one.reason for one in find_leftovers(store)} == crashed
+    prune_store(store, yes=False, as_json=False)  # no terminal: nothing is removed
+    out = capsys.readouterr().out
+    assert "5 leftovers" in out and "--yes removes them" in out and len(find_leftovers(store)) == 5
+    prune_store(store, yes=True, as_json=False)
+    assert not any(path.exists() for path in crashed)
+    assert find_leftovers(store) == [] and read_record(RunPaths(folder)) == before
+    assert (store / "my notes" / "x").exists() and (store / ".fresh.tmp").exists()
+    assert (store / "fresh-20260101T000000Z-abcd").exists()
+
+
+def test_a_run_that_is_being_written_is_left_alone(store, crashed):
+    half = next(path for path in crashed if path.parent == store and path.name.startswith("half-"))
+    with holding(half):
+        old = time.time() - 3600
+        for path in (half, *half.rglob("*")):
+            os.utime(path, (old, old))
+        assert half not in [one.path for one in find_leftovers(store)]
+
+
+def test_members_of_a_group_whose_run_is_gone_are_taken_out_and_an_empty_group_is_removed(store, folder):
+    def group(name, *runs):
+        path = store / "groups" / f"{name}-20260101T000000Z-abcd" / "group.json"
+        write_json(path, {"members": [{"run_id": run, "label": "a"} for run in runs]})
+        for one in (path, path.parent):
+            os.utime(one, (0, 0))
+        return path
+
+    partly, empty, whole = (
+        group("partly", folder.name, "gone", None),
+        group("empty", "gone"),
+        group("whole", folder.name),
+    )
+    for one in find_leftovers(store):
+        remove_leftover(one)
+    assert [member["run_id"] for member in read_json(partly)["members"]] == [folder.name, None, None]
+    assert not empty.parent.exists() and read_json(whole)["members"][0]["run_id"] == folder.name

@@ -38,6 +38,10 @@ def runs(
     compact: Annotated[
         bool, typer.Option("--compact", help="Convert traces of finished runs to Parquet instead of listing.")
     ] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="List what crashes left in the store, and remove it after asking.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --prune: remove without asking.")] = False,
 ) -> None:
     """List the runs of the store, oldest first, with quality, energy and time; the newest that fit on a screen.
 
@@ -51,8 +55,14 @@ def runs(
     store = store_root(runs_dir)
     if store.exists() and not store.is_dir():
         raise UsageError(f"{store} is a file, not a store of runs", "set --runs-dir or JOULELAB_RUNS to a directory")
+    if compact and prune:
+        raise UsageError("--compact and --prune were both given", "choose one of them")
+    if yes and not prune:
+        raise UsageError("--yes has no effect without --prune", "joulelab runs --prune --yes")
     if compact:
         compact_store(store, as_json)
+    elif prune:
+        prune_store(store, yes, as_json)
     elif as_json:
         summaries = [text for (text,) in _listed(store, ["summary"])]
         indented = [summary.replace("\n", "\n  ") for summary in (summaries[-last:] if last else summaries)]
@@ -137,6 +147,33 @@ def compact_store(store: Path, as_json: bool) -> None:
     else:
         sizes = f", {size_text(result.bytes_before)} to {size_text(result.bytes_after)}" if result.traces else ""
         print(f"converted {result.traces} trace{'' if result.traces == 1 else 's'} to Parquet{sizes}")
+
+
+def prune_store(store: Path, yes: bool, as_json: bool) -> None:
+    """Without --yes, a person at a terminal is asked; without a terminal nothing is removed."""
+    from joulelab.runs.store import find_leftovers, remove_leftover
+    from joulelab.units import size_text
+
+    found = find_leftovers(store)
+    total = plural(len(found), "leftover") + (f", {size_text(sum(one.size_bytes for one in found))}" if found else "")
+    if not as_json:
+        for one in found:
+            print(
+                f"{one.path.relative_to(store)}: {one.reason}"
+                + (f", {size_text(one.size_bytes)}" if one.size_bytes else "")
+            )
+        print(f"{total} in {store}")
+    asked = bool(found) and not yes and not as_json and sys.stdin.isatty()
+    remove = bool(found) and (yes or (asked and typer.confirm("Remove them?", default=False, err=True)))
+    for one in found if remove else ():
+        remove_leftover(one)
+    if as_json:
+        import json
+
+        rows = [{"path": str(one.path), "reason": one.reason, "size_bytes": one.size_bytes} for one in found]
+        print(json.dumps({"leftovers": rows, "removed": remove}, indent=2))
+    elif found:
+        print("removed" if remove else "nothing was removed" + ("" if asked else "; --yes removes them"))
 
 
 def show(
@@ -304,6 +341,9 @@ def query(
     sql: Annotated[str | None, typer.Argument(metavar="SQL", help="One SELECT in DuckDB's dialect.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the tables and their columns.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the result as CSV on stdout.")] = False,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", min=0.01, metavar="S", help="Stop a query that takes longer.")
+    ] = 300.0,
     as_json: AsJson = False,
     runs_dir: RunsDir = None,
 ) -> None:
@@ -334,7 +374,7 @@ def query(
     store = store_root(runs_dir)
     if not store.is_dir():
         raise UsageError(f"no store at {store.absolute()}", "set --runs-dir or JOULELAB_RUNS to its directory")
-    answer = run_query(store, sql, progress_messages())
+    answer = run_query(store, sql, progress_messages(), time_limit)
     if as_csv:
         import csv
 

@@ -79,7 +79,7 @@ class Trackers(Protocol):
     def end(self, record: RunRecord) -> None: ...
 
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Schedulers announce the time limit by SIGTERM or SIGUSR1.
 JOB_SIGNALS = (*SIGNALS, signal.SIGUSR1)
 # A scheduler signals every process of a job, and a launcher forwards the signal: the same request arrives twice.
@@ -100,7 +100,10 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {signum: signal.signal(signum, self._receive) for signum in self._signals}
+            # nohup starts a program with SIGHUP ignored: it is meant to outlive its terminal.
+            outlives = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            heard = [signum for signum in self._signals if not (outlives and signum == signal.SIGHUP)]
+            self._previous = {signum: signal.signal(signum, self._receive) for signum in heard}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

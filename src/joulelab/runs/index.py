@@ -19,6 +19,7 @@ import re
 import secrets
 import shutil
 import sqlite3
+import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -451,7 +452,8 @@ def schema() -> Mapping[str, list[tuple[str, str, str]]]:
     }
 
 
-def run_query(store: Path, sql: str, reporter: IndexReporter) -> QueryResult:
+def run_query(store: Path, sql: str, reporter: IndexReporter, limit_s: float = 300.0) -> QueryResult:
+    """The rows of one SELECT; a query that takes longer than `limit_s` is interrupted."""
     require_extra("joulelab query", "query")
     import duckdb
 
@@ -460,8 +462,17 @@ def run_query(store: Path, sql: str, reporter: IndexReporter) -> QueryResult:
         _require_one_select(duckdb, connection, sql)
         _make_tables(connection, store, sql, reporter)
         _lock(connection, store)
-        result = connection.execute(sql)
-        return QueryResult(tuple(column[0] for column in result.description), result.fetchall())
+        watchdog = threading.Timer(limit_s, connection.interrupt)
+        watchdog.start()
+        try:
+            result = connection.execute(sql)
+            return QueryResult(tuple(column[0] for column in result.description), result.fetchall())
+        finally:
+            watchdog.cancel()
+    except duckdb.InterruptException:
+        raise UsageError(
+            f"the query was stopped after {limit_s:g} s", "select fewer rows, or raise the limit with --time-limit"
+        ) from None
     except duckdb.Error as error:
         raise UsageError(str(error).strip(), _HINT) from None
     finally:

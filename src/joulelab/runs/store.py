@@ -6,7 +6,9 @@ import fcntl
 import math
 import os
 import re
+import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from joulelab.runs.artifacts import ELSEWHERE, RECORDED_FIELDS, Ancestor, Bill
 from joulelab.runs.assemble import assemble
 from joulelab.runs.attempt_data import drain_ring, idle_power
 from joulelab.runs.lock import is_held
-from joulelab.runs.paths import GROUPS_FOLDER, RunPaths, read_json
+from joulelab.runs.paths import GROUPS_FOLDER, RunPaths, read_json, write_json
 from joulelab.runs.record import EnergyByComponent, RunRecord, StageRecord, Totals, Validity, with_bounds_of
 from joulelab.runs.validity import Evidence, check_interval, with_answer
 
@@ -363,3 +365,92 @@ def _recorder_lock(path: Path) -> Iterator[bool]:
         yield False
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something that a crash left in the store and that no later process of the run cleans."""
+
+    path: Path
+    reason: str
+    size_bytes: int
+    members: tuple[str, ...] = ()
+    """Run ids to take out of the group at `path`; empty if the path itself is removed."""
+
+
+# A process that starts now has its folder before its record, and its temporary file before the rename.
+_SETTLED_S = 600.0
+_STAMPED = re.compile(r".+-\d{8}T\d{6}Z-[0-9a-f]{4}")
+
+
+def find_leftovers(store: Path) -> list[Leftover]:
+    """Folders without a record, temporary files, corrupted checkpoints and group members whose run is gone.
+
+    Only names that joulelab gives are considered, and nothing that a process holds or that is younger than ten minutes.
+    Runs with a record are never listed: their energy was spent.
+    """
+    found = []
+    groups = store / GROUPS_FOLDER
+    for folder, record in [
+        *((path, "run.json") for path in _entries(store)),
+        *((path, "group.json") for path in _entries(groups)),
+    ]:
+        if folder.is_dir() and _STAMPED.fullmatch(folder.name) and not (folder / record).exists():
+            found.append(_leftover(folder, f"has no {record}"))
+        elif folder.name.startswith(".") and (folder.name.endswith(".tmp") or _STAMPED.fullmatch(folder.name[1:])):
+            found.append(_leftover(folder, "unfinished file"))
+    for folder in run_folders(store):
+        if not is_held(folder):
+            found += [_leftover(path, "unfinished file") for path in _unfinished(folder)]
+            found += [_leftover(path, "corrupted checkpoint") for path in folder.glob("checkpoints/*/step-*.corrupted")]
+    for folder in group_folders(store):
+        with suppress(JoulelabError, OSError):
+            members = [
+                str(run)
+                for member in read_json(folder / "group.json").get("members", [])
+                if (run := member.get("run_id"))
+            ]
+            gone = tuple(run for run in members if not (store / run / "run.json").exists())
+            if gone and len(gone) == len(members):
+                found.append(_leftover(folder, "group whose runs are all gone"))
+            elif gone:
+                found.append(Leftover(folder, f"group with {len(gone)} of {len(members)} runs gone", 0, gone))
+    return [one for one in found if _is_settled(one.path)]
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _unfinished(folder: Path) -> list[Path]:
+    return [
+        *folder.glob(".*.tmp"),
+        *(path for name in ("trace", "stages", "events") for path in folder.glob(f"{name}/.*.tmp")),
+    ]
+
+
+def _leftover(path: Path, reason: str) -> Leftover:
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    return Leftover(path, reason, sum(file.lstat().st_size for file in files))
+
+
+def _is_settled(path: Path) -> bool:
+    try:
+        newest_s = max(file.lstat().st_mtime for file in (path, *(path.rglob("*") if path.is_dir() else ())))
+    except OSError:
+        return False  # another process is removing it
+    return time.time() - newest_s > _SETTLED_S and not (path.is_dir() and is_held(path))
+
+
+def remove_leftover(leftover: Leftover) -> None:
+    path = leftover.path
+    if leftover.members:
+        record = read_json(path / "group.json")
+        for member in record["members"]:
+            if member.get("run_id") in leftover.members:
+                member["run_id"] = None  # `run --resume` starts it again
+        write_json(path / "group.json", record)
+    elif path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
