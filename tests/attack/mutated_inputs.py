@@ -226,7 +226,7 @@ def mutate_text(drawn, text):
             cut = drawn.randrange(len(lines[place]) + 1)
             lines[place] = lines[place][:cut] + drawn.choice(ODD_TEXTS) + lines[place][cut:]
         else:
-            lines = lines * drawn.choice([1, 2, 20])
+            lines = lines * drawn.choice([1, 2, 5])  # every row may become a run
         text = "\n".join(lines)[:200_000]
     return text
 
