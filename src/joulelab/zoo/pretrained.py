@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from joulelab.data import hub, sources
+from joulelab.data.upstream import TRANSFORMERS_FLOOR
 from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, NotFoundError
 from joulelab.zoo.registry import WorkloadRequest
 
@@ -195,6 +196,12 @@ def import_transformers() -> Any:
         raise DependencyMissing(
             "the package 'transformers' is not installed", 'pip install "joulelab[train]"'
         ) from error
+    if tuple(int(number) for number in transformers.__version__.split(".")[:2]) < TRANSFORMERS_FLOOR:
+        floor = ".".join(map(str, TRANSFORMERS_FLOOR))
+        raise DependencyMissing(
+            f"transformers {transformers.__version__} is installed; {floor} or newer is needed",
+            f'pip install "transformers>={floor}"',
+        )
     return transformers
 
 
