@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from joulelab.errors import ConfigError, NotFoundError, UsageError
-from joulelab.infer.config import max_positions, read_prompts
+from joulelab.infer.config import InferSpec, max_positions, read_prompts, require_memory
 from joulelab.runs import environment
 from joulelab.runs.spec import check
 
@@ -175,8 +175,19 @@ def test_the_build_of_torch_is_read_without_importing_it(tmp_path, monkeypatch):
     assert environment.torch_has_cuda()
 
 
-def test_positions_of_a_gguf_file_are_read_from_its_metadata(tmp_path):
-    key = b"llama.context_length"
-    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key + struct.pack("<II", 4, 2048)
+def test_positions_and_the_memory_of_a_batch_are_read_from_the_metadata_of_a_gguf_file(tmp_path, monkeypatch):
+    """A batch of 100,000 prompts was started, filled the memory and was killed by the kernel."""
+    numbers = {"context_length": 2048, "attention.head_count_kv": 3, "attention.head_count": 9, "block_count": 30}
+    numbers |= {"embedding_length": 576, "feed_forward_length": 1536, "vocab_size": 49_152}
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, len(numbers))
+    for key, number in numbers.items():
+        name = f"llama.{key}".encode()
+        head += struct.pack("<Q", len(name)) + name + struct.pack("<II", 4, number)
+    model = str(tmp_path / "m.gguf")
     (tmp_path / "m.gguf").write_bytes(head)
-    assert max_positions(str(tmp_path / "m.gguf")) == 2048
+    assert max_positions(model) == 2048
+    monkeypatch.setattr(environment, "free_memory_bytes", lambda: 20 * 2**30)
+    spec = {"pipeline": "infer", "name": "x", "model": model, "generate": True, "prompt_tokens": 4, "new_tokens": 4}
+    require_memory(InferSpec.model_validate({**spec, "batch_sizes": (1,)}), False, 4)
+    with pytest.raises(UsageError, match=r"batch size 100000 needs at least [\d.]+ GB of memory"):
+        require_memory(InferSpec.model_validate({**spec, "batch_sizes": (100_000,)}), False, 4)

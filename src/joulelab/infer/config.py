@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -56,8 +57,6 @@ def require_weights(name: str, model: str) -> None:
 def max_positions(model: str) -> int | None:
     """Maximum sequence length from the config.json of a sample, folder or hub id, or from a GGUF file; None if it is
     not known."""
-    if (file := gguf_file(model)) is not None:
-        return _gguf_positions(file)
     config = model_config(model)
     found = next((config[key] for key in ("max_position_embeddings", "n_positions") if key in config), None)
     return found if isinstance(found, int) else None
@@ -422,17 +421,33 @@ def gguf_file(model: str) -> Path | None:
     return path if path is not None and path.suffix.lower() == ".gguf" else None
 
 
-def _gguf_positions(file: Path) -> int | None:
+# Names of a GGUF file's metadata after that of the architecture, and of the same numbers in config.json.
+_GGUF_KEYS = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+}
+
+
+def _gguf_config(file: Path) -> dict[str, Any]:
     """The metadata begin with key-value pairs: the key's text, the type (4: 32-bit unsigned), the value."""
     with file.open("rb") as opened:
         head = opened.read(65_536)
-    _, key, rest = head.partition(b".context_length")
-    is_number = bool(key) and int.from_bytes(rest[:4], "little") == 4
-    return int.from_bytes(rest[4:8], "little") if is_number else None
+    found = {
+        name: re.search(re.escape(f".{key}".encode()) + rb"\x04\0\0\0(.{4})", head, re.DOTALL)
+        for key, name in _GGUF_KEYS.items()
+    }
+    return {name: int.from_bytes(match[1], "little") for name, match in found.items() if match}
 
 
 def model_config(model: str) -> dict[str, Any]:
-    """Its config.json; empty if it has none, as for GGUF."""
+    """Its config.json, or the same numbers from a GGUF file; empty if they are not known without loading the model."""
+    if (file := gguf_file(model)) is not None:
+        return _gguf_config(file)
     folder = model_folder(model)
     return read_json(folder / "config.json") if folder and (folder / "config.json").is_file() else {}
 
