@@ -54,6 +54,18 @@ def component_energy(trace: Trace, component: str, windows: Sequence[Window]) ->
     return missing("no sensor for it was found")
 
 
+def node_energy(trace: Trace, windows: Sequence[Window]) -> EnergyFigure:
+    """Energy by the node's or its modules' own meter, which contains all components; of several kinds the first."""
+    meters = [series for series in trace.devices if series.component == "node"]
+    if not meters:
+        return missing("the node has no meter of its own that can be read")
+
+    def kind(series: DeviceSeries) -> str:
+        return series.device.rstrip("0123456789")  # a node has several modules, each with a number
+
+    return total(device_energy(series, windows) for series in meters if kind(series) == kind(meters[0]))
+
+
 def machine_energy(trace: Trace, windows: Sequence[Window]) -> EnergyFigure:
     """Estimate for the whole machine: sensors where they work, CPU time of all processes, and constant power.
 

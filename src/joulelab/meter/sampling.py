@@ -144,7 +144,8 @@ def open_sensors(
         except SensorUnavailable as unavailable:
             missing.append(unavailable)
         except Exception as error:  # the other sensors may still start
-            component = "cpu" if reader.name in _CPU_SENSORS else "gpu"
+            usual = "cpu" if reader.name in _CPU_SENSORS else "gpu"
+            component = getattr(reader.sensor, "component", usual)
             missing.append(SensorUnavailable(component, f"{reader.name}: {type(error).__name__}: {error}"))
         else:
             opened.append(reader)

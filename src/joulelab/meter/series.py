@@ -278,6 +278,9 @@ class _Collector:
         elif kind == "counters":
             for device, energy_j in line["counters_j"].items():
                 self.counters.setdefault(device, []).append((mono_ns, energy_j))
+        elif kind == "power":
+            for device, power_w in line["powers_w"].items():
+                self.powers.setdefault(device, []).append((mono_ns, power_w))
         elif kind == "estimate":
             self.counters.setdefault(line["device"], []).append((mono_ns, line["busy_thread_s"]))
         elif kind == "devices":

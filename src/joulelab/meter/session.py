@@ -25,7 +25,7 @@ from joulelab.meter.integrate import COMPONENTS, component_energy, machine_energ
 from joulelab.meter.marks import Phase, RingWriter
 from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.meter.recorder import READY, STOP, Job, note_ended
-from joulelab.meter.sensors import amd, apple
+from joulelab.meter.sensors import amd, apple, node_meters
 from joulelab.meter.sensors.processes import RECORDER_MODULE, cpu_seconds
 from joulelab.meter.series import load_trace
 from joulelab.meter.trace import LineFile, header, read_lines
@@ -39,6 +39,10 @@ CONDITIONS: dict[str, Callable[[EnergyConfig], bool]] = {
     "nvml": lambda config: config.gpus != "none",
     "amd": lambda config: config.gpus != "none" and amd.present(),
     "apple": lambda config: config.gpus != "none" and apple.present(),
+    "hwmon": lambda config: node_meters.hwmon_present(),
+    "cray": lambda config: node_meters.cray_present(),
+    "ipmi": lambda config: node_meters.ipmi_present(),
+    "redfish": lambda config: node_meters.redfish_present(),
     "cpu-estimate": lambda config: config.estimate_cpu is True or config.total_energy_policy == "machine",
     "replay": lambda config: False,
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from joulelab.clock import NS
-from joulelab.meter.figures import EnergyFigure, ErrorComponent, missing
+from joulelab.meter.figures import EnergyFigure, ErrorComponent, amount_text, missing
 from joulelab.meter.grids import GridFactor, Price, co2e, cost, parse_grid, parse_price
 from joulelab.meter.health import most_contended
 from joulelab.meter.integrate import device_energy, peak_power_w
@@ -45,6 +45,7 @@ from joulelab.runs.record import (
     EnergyByComponent,
     ErrorRecord,
     IdleBaseline,
+    Note,
     PhaseRecord,
     RankPace,
     Result,
@@ -223,13 +224,22 @@ def _frame(paths: RunPaths, energy: dict[str, Any], attempts: list[AttemptData],
     )
 
 
+def _node_note(totals: Totals) -> list[Note]:
+    """The node's own meter next to the sum of components. The difference is fans, power supplies, disks, other jobs and
+    components without a sensor."""
+    if totals.node.energy_j is None:
+        return []
+    text = f"node meter ({', '.join(totals.node.sources)}): {amount_text(totals.node)} for the whole node, not added"
+    return [Note(level="info", text=f"{text}; components of this run: {amount_text(totals.best)}")]
+
+
 def _run_validity(
     attempts: list[AttemptData], stages: tuple[StageRecord, ...], totals: Totals | None, frame: _Frame
 ) -> Validity:
     if totals is None:
         return Validity()
     running = frame.status == "running"
-    notes = notes_on(attempts, frame.policy, frame.idle, running)
+    notes = [*notes_on(attempts, frame.policy, frame.idle, running), *_node_note(totals)]
     if running:
         return Validity(notes=tuple(notes))  # a grade is final, and the measurement is not
     parts = [(attempt, attempt.billed_windows) for attempt in attempts]

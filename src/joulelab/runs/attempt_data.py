@@ -18,7 +18,7 @@ from joulelab import clock
 from joulelab.clock import NS, iso
 from joulelab.meter.figures import CODECARBON, EnergyFigure, missing, total
 from joulelab.meter.health import CoreUse, GpuState, Health, load_health
-from joulelab.meter.integrate import COMPONENTS, component_energy, machine_energy, without
+from joulelab.meter.integrate import COMPONENTS, component_energy, machine_energy, node_energy, without
 from joulelab.meter.marks import PhaseAggregate, PhaseBook, RingReader
 from joulelab.meter.series import Trace, load_trace
 from joulelab.meter.trace import LineFile, read_lines
@@ -321,7 +321,8 @@ class AttemptData:
         if estimate.energy_j is not None and (use := self.core_use(windows)) is not None:
             figures["cpu_estimate"] = estimate.model_copy(update={"cpu_contention": use.contended})
         machine = machine_energy(self.trace, windows)
-        return EnergyByComponent(**figures, codecarbon=self.codecarbon.energy(windows), machine=machine)
+        node = node_energy(self.trace, windows)
+        return EnergyByComponent(**figures, codecarbon=self.codecarbon.energy(windows), machine=machine, node=node)
 
     def core_use(self, windows: list[Window]) -> CoreUse | None:
         return self.health.core_use_during(windows)

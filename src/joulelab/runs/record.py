@@ -32,6 +32,7 @@ MEASURED_COMPONENTS = ("gpu", "cpu", "dram")
 CPU_WORK = "cpu_work"
 """Used like a total_energy_policy for work on the CPU: energy of the processor and its memory."""
 NO_CODECARBON = missing("CodeCarbon was not enabled for this run", "energy.codecarbon=true")
+NO_NODE = missing("the node has no meter of its own that can be read")
 NO_MACHINE = missing("the whole machine was not estimated", "joulelab measure --scope machine")
 
 
@@ -149,6 +150,8 @@ class EnergyByComponent(Frozen):
     """Energy of all components as reported by CodeCarbon, by its own methods and constants."""
     machine: EnergyFigure = NO_MACHINE
     """Estimate for the whole machine: sensors, CPU time of all processes, and constants for everything else."""
+    node: EnergyFigure = NO_NODE
+    """Energy by the node's own meter (IPMI, Redfish, Cray, a module's input): all components, all jobs of the node."""
 
     def under_policy(self, policy: str) -> EnergyFigure:
         """The figure that the policy defines as the total; missing if nothing was measured under it."""
@@ -345,6 +348,7 @@ class Totals(Frozen):
     cpu_estimate: EnergyFigure
     codecarbon: EnergyFigure = NO_CODECARBON
     machine: EnergyFigure = NO_MACHINE
+    node: EnergyFigure = NO_NODE
     duration_s: float
     idle_power_w: float | None
     above_idle_j: float | None

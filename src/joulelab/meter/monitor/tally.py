@@ -151,6 +151,9 @@ class Tally:
                 gpu.take_counter(line.get("counter_mono_ns") or mono_ns, line["energy_counter_j"])
             if line.get("power_watts") is not None:
                 gpu.take_power(mono_ns, line["power_watts"])
+        for name, power_w in line.get("powers_w", {}).items():
+            if name in self.devices:
+                self.devices[name].take_power(mono_ns, power_w)
         counters_j = {f"rapl:{domain}": energy_j for domain, energy_j in line.get("rapl", {}).items()}
         counters_j |= line.get("counters_j", {})
         if kind == "estimate" and line["device"] in self.devices:

@@ -145,6 +145,7 @@ _TITLES = {
     "cpu_estimate": "CPU, estimated",
     "codecarbon": "CodeCarbon's own",
     "machine": "whole machine, estimated",
+    "node": "node meter, all components",
 }
 
 
@@ -257,8 +258,8 @@ def component_grid(bill: EnergyBill) -> Grid:
     rows = []
     for name in COMPONENTS:
         own, inherited, whole = bill.own_component(name), bill.inherited_component(name), bill.component(name)
-        if whole.energy_j is None and name == "machine":
-            continue  # only on request
+        if whole.energy_j is None and name in ("machine", "node"):
+            continue  # only on request, and where there is a meter
         if whole.energy_j is None:
             rows.append((_TITLES[name], NOTHING, NOTHING, NOTHING, f"missing: {own.reason}"))
         else:
@@ -272,6 +273,8 @@ def component_grid(bill: EnergyBill) -> Grid:
                 )
             )
     note = "Estimates and CodeCarbon's figures are reported separately and never added to measured energy."
+    if bill.component("node").energy_j is not None:
+        note += " The node's own meter contains all components and all jobs of the node, and is not added either."
     return make_grid("By component and method", "Component!|Own>|Inherited>|Together>|Method", rows, note)
 
 
