@@ -17,6 +17,7 @@ from joulelab.cli import (
     browse,
     catalog,
     compat,
+    evaluate,
     infer,
     logs,
     machine,
@@ -98,6 +99,7 @@ add(RUN, "demo", run.demo, "Distill a student three ways; compare energy and acc
 add(RUN, "run", run.run, "Run an experiment and report the energy of every stage.")
 add(RUN, "train", train.train, "Train a zoo model and report its energy.")
 add(RUN, "infer", infer.infer, "Measure energy and latency of inference; compare models.", GroupedCommand)
+add(RUN, "evaluate", evaluate.evaluate, "Evaluate a language model; report quality and energy.")
 add(RUN, "sweep", sweep.sweep, "Run every combination of some settings, N times each.", ignore_unknown_options=True)
 add_several(RUN, "prepare", prepare.app, "Prepare a distillation: text, tokens, counts, student.")
 

@@ -134,7 +134,7 @@ def submit(
         typer.Argument(
             metavar="EXPERIMENT [KEY.PATH=VALUE]... | VERB ... | -- PROGRAM ...",
             help="Name of an experiment (`joulelab experiments`) or a YAML file, with settings (commas sweep); or a "
-            "command of joulelab: run, train, infer, sweep, prepare, measure; or a program after `--`.",
+            "command of joulelab: run, train, infer, evaluate, sweep, prepare, measure; or a program after `--`.",
             autocompletion=complete_experiments,
         ),
     ] = None,
@@ -394,6 +394,13 @@ def _train_request(words: Sequence[str], repeats: int) -> Requested:
     return _sweep_request(*sweep_members(["train", *words], repeats)), ()
 
 
+def _evaluate_request(words: Sequence[str], repeats: int) -> Requested:
+    from joulelab.cli.evaluate import evaluate_spec
+
+    spec = evaluate_spec(_parsed("evaluate", words))
+    return _sweep_request(spec.name, [spec]), ()
+
+
 def _sweep_verb_request(words: Sequence[str], repeats: int) -> Requested:
     from joulelab.cli.sweep import sweep_members
 
@@ -450,6 +457,7 @@ REQUESTS: Mapping[str, Callable[[Sequence[str], int], Requested]] = {
     "run": _run_request,
     "train": _train_request,
     "infer": _infer_request,
+    "evaluate": _evaluate_request,
     "sweep": _sweep_verb_request,
     "prepare": _prepare_request,
     _PROGRAM: _program_request,

@@ -161,23 +161,45 @@ def grade_answers(
 ) -> list[bool]:
     """Whether the model answers each question correctly, in order; `tick` is called with questions and tokens so
     far."""
+    graded = graded_answers(
+        model, tokenizer, questions, batch_size=batch_size, max_new_tokens=max_new_tokens, tick=tick
+    )
+    return [one.right for one in graded]
+
+
+class GradedAnswer(NamedTuple):
+    given: str
+    right: bool
+
+
+def graded_answers(
+    model: nn.Module,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    *,
+    batch_size: int,
+    max_new_tokens: int,
+    tick: Tick = lambda samples, tokens: None,
+) -> list[GradedAnswer]:
+    """The model's answer to each question, in order, and whether it is right."""
     choosing = [number for number, question in enumerate(questions) if question.choices]
     free = [number for number, question in enumerate(questions) if not question.choices]
-    right = [False] * len(questions)
+    graded = [GradedAnswer("", False)] * len(questions)
     done, tokens = 0, 0
     for place, found, read in _likeliest_choices(model, tokenizer, [questions[k] for k in choosing], batch_size):
         number = choosing[place]
-        right[number] = found == questions[number].answer
+        graded[number] = GradedAnswer(found, found == questions[number].answer)
         done, tokens = done + 1, tokens + read
         tick(done, tokens)
     if free:
         settings = GenerationSettings(max_new_tokens=max_new_tokens, stop=("\n",))
         generator = TransformersGenerator(model, tokenizer, settings, identity="examined", batch_size=batch_size)
         for number, answers in zip(free, generator.generate([questions[k].prompt for k in free]), strict=True):
-            right[number] = same_answer(answers[0].text, questions[number].answer)
+            text = answers[0].text
+            graded[number] = GradedAnswer(text, same_answer(text, questions[number].answer))
             done, tokens = done + 1, tokens + answers[0].tokens + (answers[0].prompt_tokens or 0)
             tick(done, tokens)
-    return right
+    return graded
 
 
 def _likeliest_choices(

@@ -19,6 +19,7 @@ from torch import nn
 
 from joulelab import lookup
 from joulelab.errors import DependencyMissing, JoulelabError
+from joulelab.runs.record import Result
 
 # For metrics whose standard error has no formula (BLEU, F1); the harness's default of 100,000 takes minutes.
 _BOOTSTRAP_ITERATIONS = 1_000
@@ -42,6 +43,16 @@ class TaskFigure:
     def right_or_wrong(self) -> bool:
         return bool(self.scores) and all(score in (0.0, 1.0) for score in self.scores.values())
 
+    def result(self) -> Result:
+        """As a result of a run; a proportion if every item is right or wrong."""
+        return Result(
+            value=self.value,
+            trials=len(self.scores) if self.right_or_wrong else None,
+            successes=round(sum(self.scores.values())) if self.right_or_wrong else None,
+            lower_is_better=self.lower_is_better,
+            standard_error=self.standard_error,
+        )
+
 
 def harness_figures(
     model: nn.Module,
@@ -52,8 +63,10 @@ def harness_figures(
     limit: int | None,
     batch_size: int,
     device: torch.device,
+    chat: bool = False,
 ) -> list[TaskFigure]:
-    """All metrics of the tasks; `folder` has the user's task files, in addition to those of the package."""
+    """All metrics of the tasks; `folder` has the user's task files, in addition to those of the package. `chat`: with
+    the chat template of the tokenizer."""
     harness, kinds = import_harness()
     with _capture_output() as output:
         manager = _task_manager(kinds["manager"], tasks, folder)
@@ -66,6 +79,7 @@ def harness_figures(
                 limit=limit,
                 bootstrap_iters=_BOOTSTRAP_ITERATIONS,
                 log_samples=True,
+                apply_chat_template=chat,
             )
         except Exception as error:
             tail = " ".join(output.getvalue().split()[-40:])

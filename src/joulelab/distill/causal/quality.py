@@ -71,13 +71,7 @@ class Evaluation:
             count, right = len(self.right), sum(self.right)
             results["exact_answers"] = Result(value=right / count, trials=count, successes=right)
         for task in self.tasks:
-            results[f"harness.{task.task}.{task.metric}.value"] = Result(
-                value=task.value,
-                trials=len(task.scores) if task.right_or_wrong else None,
-                successes=round(sum(task.scores.values())) if task.right_or_wrong else None,
-                lower_is_better=task.lower_is_better,
-                standard_error=task.standard_error,
-            )
+            results[f"harness.{task.task}.{task.metric}.value"] = task.result()
         return results
 
 

@@ -149,6 +149,13 @@ def _qualities(record: RunRecord) -> list[Quality]:
         whose, measure = _split(name)
         if whose in _models(record) and _is_quality(measure, result):
             found.append((_models(record).index(whose), _measure(measure, result), result))
+    if not found:  # a run that only evaluates: its answers and tasks are the quality
+        found = [
+            (_models(record).index(whose), _measure(measure, result), result)
+            for name, result in record.results.items()
+            for whose, measure in [_split(name)]
+            if whose in _models(record) and measure.partition(".")[0] in ("exact_answers", "harness")
+        ]
     found.sort(key=lambda row: (row[0], _rank(row[1])))
     return [Quality(measure, result) for _, measure, result in found]
 

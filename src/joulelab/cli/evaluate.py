@@ -1,0 +1,101 @@
+"""`joulelab evaluate`: quality and energy of a language model on tasks and questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from joulelab.cli.options import (
+    AsJson,
+    DryRun,
+    EstimateCpu,
+    Flag,
+    Require,
+    RequireGrade,
+    RunsDir,
+    complete_models,
+    read_names,
+    settings_for,
+)
+
+
+def evaluate(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A folder (an artifact, a checkpoint in Hugging Face format), a hub id, a GGUF file or a sample.",
+            autocompletion=complete_models,
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Any setting of `joulelab explain --pipeline evaluate`."),
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option("--tasks", metavar="NAME,...", help="Tasks of lm-evaluation-harness: gsm8k,mmlu,ifeval."),
+    ] = None,
+    task_folder: Annotated[
+        str | None, typer.Option("--task-folder", metavar="DIR", help="Your own task files, in the harness's format.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="FILE", help="JSONL with prompt, answer and optional choices in each line."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Items per task (default: all).")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Questions per call (default: 8).")] = None,
+    precision: Annotated[
+        str | None, typer.Option("--precision", metavar="fp32|bf16|fp16", help="Type of the weights (default: fp32).")
+    ] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            "--chat-template", metavar="auto|on|off", help="Format prompts with the model's chat template (auto)."
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda (default: auto).")] = None,
+    estimate_cpu: EstimateCpu = False,
+    dry_run: DryRun = False,
+    require: Require = None,
+    require_grade: RequireGrade = None,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a language model and report quality and energy, one stage for each task.
+
+    The result of every item is kept, so that `joulelab compare RUN RUN --quality exact_answers` makes paired tests.
+
+    Examples:
+
+      joulelab evaluate runs/kd-.../artifacts/final_model --data questions.jsonl
+
+      joulelab evaluate sample:smollm2 --data sample:reviews --limit 100
+
+      joulelab evaluate my-org/model --tasks gsm8k,mmlu,ifeval --precision bf16 --batch-size 32
+    """
+    from joulelab.cli.run import RunOptions, start_run
+    from joulelab.runs.store import store_root
+
+    start_run(evaluate_spec(context.params), RunOptions(store_root(runs_dir), as_json, dry_run))
+
+
+FLAGS: Mapping[str, Flag] = {
+    **{
+        name: Flag(name)
+        for name in ("task_folder", "data", "limit", "batch_size", "precision", "chat_template", "device")
+    },
+    "tasks": Flag("tasks", read_names),
+    "require": Flag("energy.require"),
+    "require_grade": Flag("energy.require_grade"),
+    "estimate_cpu": Flag("energy.estimate_cpu", switch=True),
+}
+
+
+def evaluate_spec(params: Mapping[str, Any]) -> Any:
+    """The checked settings of `joulelab evaluate`."""
+    from joulelab.runs.spec import check
+
+    return check(settings_for("evaluate", FLAGS, params, model=params["model"]))

@@ -1,0 +1,80 @@
+"""Settings of `joulelab evaluate`; importable without torch, so that a login node can check them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from joulelab import lookup
+from joulelab.data import sources
+from joulelab.errors import ConfigError
+from joulelab.runs.spec import RunSpec
+
+
+class EvaluateSpec(RunSpec):
+    """Evaluate a language model: a metered stage for each task, with the result of every item."""
+
+    pipeline: Literal["evaluate"] = "evaluate"
+    """Always `evaluate`."""
+    model: str
+    """A folder (a run's artifact, a checkpoint in Hugging Face format), a hub id, a GGUF file or a sample."""
+    tasks: tuple[str, ...] = ()
+    """Tasks of lm-evaluation-harness: gsm8k, mmlu, ifeval, ..., or those in `task_folder`."""
+    task_folder: str = ""
+    """Folder with task files in the harness's format, for tasks over local data."""
+    data: str = ""
+    """Questions with answers: a JSONL file with `prompt` (text or messages), `answer` and optional `choices` in each
+    line, or `sample:reviews`."""
+    limit: int | None = Field(None, ge=1)
+    """Items per task; null: all."""
+    max_new_tokens: int = Field(64, ge=1)
+    """Maximum tokens of an answer to a question of `data` without choices."""
+    chat_template: Literal["auto", "on", "off"] = "auto"
+    """Format prompts with the model's chat template; auto: if the model has one. The record has its SHA-256."""
+    batch_size: int = Field(8, ge=1)
+    """Questions per call."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Type of the weights."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; auto uses a GPU if there is one."""
+
+    @classmethod
+    def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Names from the model, and absolute paths, so that a run can be resumed from another folder."""
+        model = settings.get("model")
+        if not isinstance(model, str):
+            return dict(settings)
+        model = f"{sources.SAMPLE_PREFIX}{model}" if model in sources.SAMPLES else model
+        short = model.rstrip("/").rpartition("/")[2].replace(":", "-")[:60]
+        result = {"name": f"evaluate-{short}", "label": short} | dict(settings) | {"model": model}
+        for key in ("task_folder", "data"):
+            value = settings.get(key)
+            if isinstance(value, str) and value and not value.startswith(sources.SAMPLE_PREFIX):
+                result[key] = str(Path(value).expanduser().absolute())
+        return result
+
+    @model_validator(mode="after")
+    def _something_to_evaluate(self) -> Self:
+        if not self.tasks and not self.data:
+            raise ValueError("nothing to evaluate: set tasks (--tasks gsm8k,mmlu) or data (--data FILE)")
+        if self.task_folder and not self.tasks:
+            raise ValueError("task_folder is set, but no task of it: name them with tasks (--tasks)")
+        return self
+
+    def checks(self) -> Iterator[Callable[[], object]]:
+        yield lambda: sources.parse(self.model)
+        yield self._check_files
+
+    def _check_files(self) -> None:
+        if self.task_folder and not Path(self.task_folder).is_dir():
+            raise ConfigError(f"{self.task_folder} is not a folder", "pass the folder with your task files")
+        if self.data and not self.data.startswith(sources.SAMPLE_PREFIX) and not Path(self.data).is_file():
+            raise ConfigError(
+                f"{self.data} is not a file", "pass a JSONL file with prompt, answer and optional choices in each line"
+            )
+
+    def require_packages(self) -> None:
+        lookup.require_packages("this run", "torch", "transformers", *(["lm_eval"] if self.tasks else []))

@@ -1,0 +1,150 @@
+"""The pipeline `evaluate`: any language model on tasks and questions, a stage for each, items kept for paired tests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from joulelab.data import sources
+from joulelab.data.inputs import input_bill, keep_recorded_commits
+from joulelab.evaluate.config import EvaluateSpec
+from joulelab.evaluate.exact_answers import Question, chance_level, graded_answers, read_questions
+from joulelab.evaluate.harness import TaskFigure, harness_figures, import_harness, require_tasks
+from joulelab.runs.context import RunContext, Stage
+from joulelab.runs.paths import read_json, write_json
+from joulelab.runs.record import Result
+from joulelab.train.devices import resolve_device
+from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer
+
+ANSWERS, HARNESS, QUALITY = "answers.json", "harness.json", "model-quality"
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_ALL_QUESTIONS = 10**9
+
+
+def evaluate_checks(spec: EvaluateSpec) -> Iterator[Callable[[], object]]:
+    """What can be known of questions and tasks before the model is loaded."""
+    if spec.data and not spec.data.startswith(sources.SAMPLE_PREFIX):
+        yield lambda: read_questions(spec.data, spec.limit or _ALL_QUESTIONS, chat=False)
+    if spec.tasks:
+        yield lambda: require_tasks(spec.tasks, _task_folder(spec))
+
+
+def run_evaluate(run: RunContext) -> None:
+    spec = cast(EvaluateSpec, run.spec)
+    keep_recorded_commits(run)
+    if spec.tasks:
+        import_harness()  # outside the stages: its import is not billed
+    bill = input_bill(run, "model", spec.model, "model", role=None)
+    parents = [bill]
+    if spec.data:
+        parents.append(input_bill(run, "questions", spec.data, "text", role="data"))
+    tokenizer = load_tokenizer(spec.model)
+    template = _template(spec, tokenizer)
+    run.note(
+        f"prompts are formatted with the model's chat template (SHA-256 {_digest(template)[:16]})"
+        if template
+        else "prompts are plain text, without a chat template"
+    )
+    settings = spec.model_dump(mode="json", include=_OF_THE_RESULT) | {"chat_template": template and _digest(template)}
+    folder = _task_folder(spec)
+    settings["task_files"] = None if folder is None else sources.content_hash(folder)
+
+    def make(made: Path) -> None:
+        device = resolve_device(spec.device, run)
+        with run.stage("evaluate.load", role="setup", activity="load"):
+            model = load_causal_lm(spec.model).to(device, _DTYPES[spec.precision]).eval()
+        _evaluate(run, spec, model, tokenizer, bool(template), device, made)
+
+    # The evaluation is what the run is about: it is measured in every run.
+    quality = run.artifact(QUALITY, kind="quality", inputs=settings, parents=parents, make=make, reuse=False)
+    _report(run, quality.folder)
+
+
+_OF_THE_RESULT = {"tasks", "limit", "max_new_tokens", "batch_size", "precision"}
+
+
+def _evaluate(
+    run: RunContext, spec: EvaluateSpec, model: nn.Module, tokenizer: Any, chat: bool, device: torch.device, made: Path
+) -> None:
+    answers: dict[str, Any] = {"right": [], "chance": None}
+    figures: list[TaskFigure] = []
+    if spec.data:
+        questions = [
+            _as_chat(one) if chat else one for one in read_questions(spec.data, spec.limit or _ALL_QUESTIONS, chat)
+        ]
+        with run.stage("evaluate.data", len(questions), role="evaluation", activity="evaluate") as stage:
+            answers = _graded(run, spec, model, tokenizer, questions, stage)
+    for task in spec.tasks:
+        with run.stage(f"evaluate.{task}", role="evaluation", activity="evaluate") as stage:
+            found = harness_figures(
+                model,
+                tokenizer,
+                [task],
+                folder=_task_folder(spec),
+                limit=spec.limit,
+                batch_size=spec.batch_size,
+                device=device,
+                chat=chat,
+            )
+            stage.count(samples=max((figure.items for figure in found), default=0))
+        figures += found
+        run.stop.check()
+    write_json(made / ANSWERS, answers)
+    write_json(made / HARNESS, {"tasks": [vars(figure) for figure in figures]})
+
+
+def _graded(
+    run: RunContext, spec: EvaluateSpec, model: nn.Module, tokenizer: Any, questions: Sequence[Question], stage: Stage
+) -> dict[str, Any]:
+    def count(samples: int, tokens: int) -> None:
+        stage.count(samples=samples, tokens=tokens)
+        run.progress.advance(samples)
+        run.stop.check()
+
+    graded = graded_answers(
+        model, tokenizer, questions, batch_size=spec.batch_size, max_new_tokens=spec.max_new_tokens, tick=count
+    )
+    items = [
+        {"prompt": question.prompt, "expected": question.answer, "given": one.given}
+        for question, one in zip(questions, graded, strict=True)
+    ]
+    return {"right": [one.right for one in graded], "chance": chance_level(questions), "items": items}
+
+
+def _report(run: RunContext, folder: Path) -> None:
+    right = read_json(folder / ANSWERS)["right"]
+    if right:
+        result = Result(value=sum(right) / len(right), trials=len(right), successes=sum(right))
+        run.result("model.exact_answers", result)
+    for fields in read_json(folder / HARNESS)["tasks"]:
+        figure = TaskFigure(**fields)
+        run.result(f"model.harness.{figure.task}.{figure.metric}.value", figure.result())
+
+
+def _as_chat(question: Question) -> Question:
+    if not isinstance(question.prompt, str):
+        return question
+    return replace(question, prompt=[{"role": "user", "content": question.prompt}])
+
+
+def _template(spec: EvaluateSpec, tokenizer: Any) -> str | None:
+    from joulelab.errors import ConfigError
+
+    template = getattr(tokenizer, "chat_template", None)
+    if spec.chat_template == "on" and not template:
+        raise ConfigError(f"{spec.model} has no chat template", "set chat_template=off, or name an instruction model")
+    return str(template) if template and spec.chat_template != "off" else None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _task_folder(spec: EvaluateSpec) -> Path | None:
+    return Path(spec.task_folder) if spec.task_folder else None

@@ -1,0 +1,145 @@
+"""`joulelab evaluate`: a metered run for any language model, a stage for each task, items kept for paired tests."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "distill" / "causal"))  # for tiny_llama.py
+from tiny_llama import WORDS, make_model, make_tokenizer, write_teacher
+
+from joulelab.evaluate import harness
+from joulelab.evaluate import pipeline as evaluate_pipeline
+from joulelab.runs.store import load_record
+
+METER = ["--estimate-cpu", "energy.gpus=none", "energy.sample_interval_s=0.1"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A model that can count, one with random weights, and questions about counting."""
+    folder = tmp_path_factory.mktemp("models")
+    write_teacher(folder / "counts")
+    tokenizer = make_tokenizer()
+    make_model(tokenizer).save_pretrained(folder / "random")
+    tokenizer.save_pretrained(folder / "random")
+    rows = [
+        {
+            "prompt": " ".join(WORDS[(start + k) % 24] for k in range(3)),
+            "answer": WORDS[(start + 3) % 24],
+            "choices": [WORDS[(start + 3) % 24], WORDS[(start + 11) % 24]],
+        }
+        for start in range(24)
+    ]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def joulelab(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("JOULELAB_RUNS", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        from joulelab.cli.main import main
+
+        monkeypatch.setattr(sys, "argv", ["joulelab", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def runs(tmp_path):
+    return [load_record(path.parent) for path in sorted((tmp_path / "store").glob("*/run.json"))]
+
+
+def test_questions_are_a_metered_stage_with_items_and_the_chat_template(models, joulelab, tmp_path):
+    code, _, err = joulelab("evaluate", models / "counts", "--data", models / "questions.jsonl", *METER)
+    assert code == 0, err
+    (record,) = runs(tmp_path)
+    stage = record.stage("evaluate.data")
+    assert (stage.role, stage.activity, stage.samples) == ("evaluation", "evaluate", 24)
+    assert stage.best.energy_j is not None and stage.tokens > 0
+    result = record.results["model.exact_answers"]
+    assert (result.trials, result.value) == (24, result.successes / 24)
+    kept = json.loads((tmp_path / "store" / record.run_id / "artifacts/model-quality/answers.json").read_text())
+    assert len(kept["items"]) == 24 and kept["chance"] == 0.5
+    assert sum(item["given"] == item["expected"] for item in kept["items"]) == result.successes
+    assert kept["items"][0]["prompt"][0]["role"] == "user"
+    assert any("chat template (SHA-256" in note.text for note in record.validity.notes)
+
+
+def test_two_models_are_compared_item_by_item(models, joulelab, tmp_path):
+    for name in ("counts", "random"):
+        words = ["--data", models / "questions.jsonl", "--chat-template", "off"]
+        assert joulelab("evaluate", models / name, *words, *METER)[0] == 0
+    records = {record.label: record for record in runs(tmp_path)}
+    assert (
+        records["counts"].results["model.exact_answers"].value > records["random"].results["model.exact_answers"].value
+    )
+    code, out, err = joulelab("compare", "evaluate-random*", "evaluate-counts*", "-v")
+    assert code == 0, err
+    assert "exact answers" in out
+
+
+def test_an_evaluation_is_measured_in_every_run_and_verifies(models, joulelab, tmp_path):
+    words = ["evaluate", models / "random", "--data", models / "questions.jsonl", "--limit", 4, *METER]
+    assert joulelab(*words)[0] == joulelab(*words)[0] == 0
+    assert [record.stage("evaluate.data").samples for record in runs(tmp_path)] == [4, 4]
+    code, _, err = joulelab("pack", "last", "--out", tmp_path / "x.tar.gz")
+    assert code == 0, err
+    code, out, err = joulelab("unpack", "--verify", tmp_path / "x.tar.gz")
+    assert code == 0, out + err
+
+
+def test_each_harness_task_is_a_stage(models, joulelab, tmp_path, monkeypatch):
+    asked = []
+
+    def simple_evaluate(**how):
+        asked.append((how["tasks"], how["apply_chat_template"], how["limit"]))
+        (task,) = how["tasks"]
+        samples = [{"doc_id": k, "filter": "none", "acc": float(k % 2)} for k in range(4)]
+        return {
+            "results": {task: {"acc,none": 0.5, "acc_stderr,none": 0.29}},
+            "n-samples": {task: {"effective": 4}},
+            "higher_is_better": {task: {"acc": True}},
+            "samples": {task: samples},
+        }
+
+    kinds = {"manager": lambda **how: SimpleNamespace(all_tasks=["one", "two"]), "model": lambda **how: None}
+    found = lambda: (SimpleNamespace(simple_evaluate=simple_evaluate), kinds)  # noqa: E731
+    monkeypatch.setattr(harness, "import_harness", found)
+    monkeypatch.setattr(evaluate_pipeline, "import_harness", found)
+    monkeypatch.setattr("joulelab.evaluate.config.EvaluateSpec.require_packages", lambda self: None)
+    code, _, err = joulelab("evaluate", models / "random", "--tasks", "one,two", "--limit", 4, *METER)
+    assert code == 0, err
+    assert asked == [(["one"], True, 4), (["two"], True, 4)]
+    (record,) = runs(tmp_path)
+    assert [stage.name for stage in record.stages if stage.role == "evaluation"] == ["evaluate.one", "evaluate.two"]
+    result = record.results["model.harness.two.acc.value"]
+    assert (result.value, result.standard_error, result.trials, result.successes) == (0.5, 0.29, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "nothing to evaluate"),
+        (["--data", "nowhere.jsonl"], "is not a file"),
+        (["--task-folder", "."], "nothing to evaluate"),
+        (["--data", "bad.jsonl"], "bad.jsonl"),
+        (["--data", "questions.jsonl", "--precision", "int3"], "precision"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_starts(models, joulelab, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.jsonl").write_text('{"question": "no prompt"}\n')
+    Path("questions.jsonl").write_text('{"prompt": "w1", "answer": "w2"}\n')
+    code, out, err = joulelab("evaluate", models / "random", *words, *METER)
+    assert code == 2, out + err
+    assert message in err and "Traceback" not in err
+    assert not (tmp_path / "store").exists()
