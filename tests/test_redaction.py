@@ -201,3 +201,8 @@ def test_lone_surrogates_in_json_are_replaced_and_pairs_stay():
         "\ufffd",
         r"\ud800",
     ]
+
+
+def test_a_small_energy_per_token_is_a_number():
+    text = '{"j_per_token": 8.324708421454908e-05, "name": "evaluate.data"}'
+    assert redact_text(text) == (text, 0)

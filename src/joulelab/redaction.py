@@ -121,6 +121,9 @@ def printable_json(text: str) -> str:
     return _ESCAPES.sub(lambda found: "\ufffd" if found["bad"] else found[0], shown) if "\\" in shown else shown
 
 
+_JSON_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+
+
 def redact_text(text: str) -> tuple[str, int]:
     """The text with secrets replaced, and their number."""
     count = 0
@@ -152,8 +155,9 @@ def redact_text(text: str) -> tuple[str, int]:
         nonlocal count
         value = match.group("value")
         bare = value.strip("\"'")
-        # A number in JSON is an index or a count: {"password": 9356} is an entry of a vocabulary.
-        is_number = match.group("sign") == ":" and bare == value and bare.replace(".", "", 1).lstrip("-").isdigit()
+        # A number in JSON is an index or a measurement: {"password": 9356} is an entry of a vocabulary, and
+        # {"j_per_token": 8.3e-05} an energy.
+        is_number = match.group("sign") == ":" and bare == value and _JSON_NUMBER.fullmatch(bare) is not None
         if REDACTED in value or is_number or (match.re is _MAYBE_FIELD and not looks_random(bare)):
             return match.group()
         count += 1
