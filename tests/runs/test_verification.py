@@ -54,6 +54,20 @@ def edit(path, change):
     write_json(path, content)
 
 
+def test_a_note_that_this_version_says_in_two_is_not_missing_from_an_earlier_record(judged):
+    """The warning about an estimate contained the source of its constants, which is a note of its own now."""
+
+    def say_it_in_one(record):
+        notes = record["validity"]["notes"]
+        (warning,) = [note for note in notes if "ESTIMATED" in note["text"]]
+        (source,) = [note for note in notes if " W per hardware thread: " in note["text"]]
+        warning["text"] += f" ({source['text']})"
+        notes.remove(source)
+
+    edit(judged / "run.json", say_it_in_one)
+    assert not [name for name in wrong(judged) if name.startswith("validity.notes")]
+
+
 def edit_marks(folder, kind, change):
     for path in (folder / "events").glob("*.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]

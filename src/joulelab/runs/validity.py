@@ -448,7 +448,7 @@ def _contention_notes(attempt: AttemptData) -> dict[str, Note]:
 
 
 def _stages_text(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} more stages"
+    return ", ".join(names) if len(names) <= 2 else f"{names[0]} and other stages"
 
 
 def _idle_change(idle: Sequence[IdleBaseline]) -> str | None:
