@@ -4,9 +4,11 @@ import ast
 import time
 from pathlib import Path
 
+import pytest
+
 import joulelab
 from joulelab.meter.sampling import SamplingLoop, SensorReader, Ticks, open_sensors
-from joulelab.meter.sensors import Device, SensorUnavailable
+from joulelab.meter.sensors import Device, SensorUnavailable, within
 
 
 class Counting:
@@ -139,3 +141,33 @@ def test_no_other_module_of_the_meter_opens_and_reads_sensors_in_a_loop_of_its_o
             if name == "open" and ast.unparse(node.func.value).endswith("sensor"):
                 callers.add(path.relative_to(meter).as_posix())
     assert callers == {"calibrate.py", "sampling.py"}
+
+
+def test_a_driver_that_hangs_at_start_is_missing_and_the_others_are_opened(monkeypatch):
+    class Hanging:
+        name = "nvml"
+
+        def open(self):
+            time.sleep(60)
+
+    class Working:
+        name = "host"
+
+        def open(self):
+            return []
+
+    monkeypatch.setattr("joulelab.meter.sampling.OPEN_LIMIT_S", 0.2)
+    working = Working()
+    begin = time.monotonic()
+    opened, devices, (missing,) = open_sensors([Hanging(), working])
+    assert time.monotonic() - begin < 10
+    assert (opened, devices, missing.component) == ([working], [], "gpu")
+    assert "did not answer within 0.2 s" in missing.reason
+
+
+def test_a_call_into_a_driver_gives_its_result_or_its_error():
+    assert within(5, lambda: 3) == 3
+    with pytest.raises(KeyError):
+        within(5, lambda: {}["x"])
+    with pytest.raises(TimeoutError):
+        within(0.05, lambda: time.sleep(5))

@@ -159,6 +159,8 @@ class TrainingRun:
         return {"energy_j" if figure.measured else "energy_estimated_j": round(figure.energy_j, 3)}
 
     def close(self, error: BaseException | None = None) -> RunRecord:
+        if not self._run.is_own:
+            return self._run.end("running")
         if self.record is None:
             atexit.unregister(self._at_exit)
             self.end_step()

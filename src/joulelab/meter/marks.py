@@ -75,6 +75,10 @@ class RingWriter:
         self._written = number = self._written + 1
         _pack_record(self._map, place, begin_ns, end_ns, phase, self.stage, number)
 
+    def detach(self) -> None:
+        """In a forked child: write to private memory, since the ring has a single writer, the parent."""
+        self._map = mmap.mmap(-1, len(self._map))
+
     def close(self) -> None:
         self._map.close()
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from joulelab import clock
-from joulelab.meter.sensors import Device, Line, Sensor, SensorUnavailable
+from joulelab.meter.sensors import OPEN_LIMIT_S, Device, Line, Sensor, SensorUnavailable, within
 from joulelab.units import duration_text
 
 BETWEEN_TICKS_S = 1.0
@@ -140,7 +140,13 @@ def open_sensors(
     missing: list[SensorUnavailable] = []
     for reader in readers:
         try:
-            devices += reader.open()
+            devices += within(OPEN_LIMIT_S, reader.open)
+        except TimeoutError:
+            component = "cpu" if reader.name in _CPU_SENSORS else "gpu"
+            reason = f"{reader.name}: its driver did not answer within {OPEN_LIMIT_S:g} s"
+            missing.append(
+                SensorUnavailable(component, reason, "check the driver: nvidia-smi and dmesg show its state")
+            )
         except SensorUnavailable as unavailable:
             missing.append(unavailable)
         except Exception as error:  # the other sensors may still start

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -25,7 +26,7 @@ from joulelab.meter.integrate import COMPONENTS, component_energy, machine_energ
 from joulelab.meter.marks import Phase, RingWriter
 from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.meter.recorder import READY, STOP, Job, note_ended
-from joulelab.meter.sensors import amd, apple, node_meters
+from joulelab.meter.sensors import amd, apple, node_meters, within
 from joulelab.meter.sensors.processes import RECORDER_MODULE, cpu_seconds
 from joulelab.meter.series import load_trace
 from joulelab.meter.trace import LineFile, header, read_lines
@@ -61,6 +62,18 @@ def fallback_sensors_for(config: EnergyConfig) -> tuple[str, ...]:
     return ("cpu-estimate",) if automatic and "cpu-estimate" not in sensors_for(config) else ()
 
 
+_meters: weakref.WeakSet[Meter] = weakref.WeakSet()
+
+
+def _detach_all() -> None:
+    for meter in list(_meters):
+        if meter.is_open:
+            meter.detach()
+
+
+os.register_at_fork(after_in_child=_detach_all)
+
+
 class Meter:
     """One program of one attempt on one host, measured from `start()` to `stop()`."""
 
@@ -77,6 +90,19 @@ class Meter:
         self._recorder: subprocess.Popen[bytes] | None = None
         self._stopping = False
         self.started_ns = 0
+        _meters.add(self)
+
+    def detach(self) -> None:
+        """In a forked child: leave marks and recorder to the parent. The child's CPU time is still measured."""
+        self._ring.detach()
+        self._events.detach()
+        recorder, self._recorder = self._recorder, None
+        self._stopping = True
+        for pipe in (recorder.stdin, recorder.stdout) if recorder is not None else ():
+            # The end of file of stdin tells the recorder that the program has died; a copy that a
+            # child keeps open would hide it.
+            if pipe is not None:
+                pipe.close()
 
     def start(self) -> None:
         self._trace_path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +111,14 @@ class Meter:
         assert self._recorder.stdout is not None
         # Blocks until the first reading is in the trace: energy of the first stage would otherwise
         # begin with an unknown counter.
-        if self._recorder.stdout.readline().strip() != READY.encode():
+        try:
+            ready = within(START_TIMEOUT_S, self._recorder.stdout.readline)
+        except TimeoutError:
+            self._recorder.kill()
+            raise JoulelabError(
+                f"the recorder did not start within {START_TIMEOUT_S:g} s", "`joulelab doctor` shows which sensor hangs"
+            ) from None
+        if ready.strip() != READY.encode():
             raise JoulelabError(
                 f"the recorder did not start (exit code {self._recorder.wait(START_TIMEOUT_S)})",
                 "its error message is above",
@@ -164,6 +197,10 @@ class Meter:
             self.event("warning", text="the recorder ended before the run did; the trace stops there")
         self._ring.close()
         self._events.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self._recorder is not None
 
     @property
     def policy(self) -> str:

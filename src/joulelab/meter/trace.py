@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
@@ -56,6 +57,11 @@ class LineFile:
 
     def sync(self) -> None:
         os.fsync(self._fd)
+
+    def detach(self) -> None:
+        """In a forked child: append to a file that is deleted with the child, since the file is the parent's."""
+        with tempfile.TemporaryFile() as private:
+            os.dup2(private.fileno(), self._fd, inheritable=False)
 
     def close(self) -> None:
         if self._fd >= 0:

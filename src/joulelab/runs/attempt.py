@@ -27,7 +27,7 @@ from joulelab.runs.paths import RunPaths, make_chosen_folder, make_folder, read_
 from joulelab.runs.phases import Phase
 from joulelab.runs.record import METHOD_VERSION, ErrorRecord, Note, ProcessMark, RunRecord, Status, flat_summary
 from joulelab.runs.spec import RunSpec, write_yaml
-from joulelab.runs.store import compact_run, energy_resolver, searched_store
+from joulelab.runs.store import compact_run, energy_resolver, read_record, searched_store
 
 
 def create_run(store: Path, spec: RunSpec, group: str | None = None, *, folder: Path | None = None) -> RunPaths:
@@ -95,6 +95,7 @@ class RunAttempt:
         self._last_phase = last_phase
         # Before anything is written: of two processes that were started on the same folder, one
         # must not touch it.
+        self._pid = os.getpid()
         self._lock = hold(paths.folder)
         self._lock.on_taken_over = stop.refuse
         self._sidecars = ExitStack()
@@ -158,10 +159,17 @@ class RunAttempt:
         `others` waits for the ranks of other hosts, whose traces belong to the record. If another node has taken the
         run over, that node writes the record.
         """
+        if not self.is_own:  # a forked child leaves the block; the parent is still measuring
+            return read_record(self._paths)
         try:
             return self._end(status, error, others)
         finally:
             self._lock.release()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process began the attempt, and is not a forked child of it."""
+        return os.getpid() == self._pid
 
     def _end(
         self, status: Status, error: BaseException | None, others: Callable[[RunContext], None] | None

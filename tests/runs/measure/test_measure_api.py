@@ -175,3 +175,31 @@ def test_a_measured_block_does_not_import_the_report_package(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().splitlines()[-1] == "[]"
+
+
+FORKS = """
+import os, sys, time, joulelab
+with joulelab.measure("forked", runs_dir={store!r}) as m:
+    pid = os.fork()
+    if pid == 0:
+        with m.window("child"):
+            pass
+        {ending}
+    os.waitpid(pid, 0)
+    time.sleep(0.5)
+    with m.window("parent"):
+        time.sleep(0.1)
+print(m.record.status, m.record.stage("program.run").duration_s > 0.55, sorted(m.windows))
+"""
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["sys.exit(3)", "raise RuntimeError('child')", "os._exit(0)", "os.kill(os.getpid(), 9)", "m.stop(); os._exit(0)"],
+)
+def test_a_forked_child_that_ends_neither_ends_nor_changes_the_measurement(tmp_path, ending):
+    program = FORKS.format(store=str(tmp_path / "runs"), ending=ending)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip().splitlines()[-1] == "done True ['parent']", done.stdout + done.stderr
+    (folder,) = (tmp_path / "runs").glob("forked-*")
+    assert not list(folder.glob("events/*.ring"))

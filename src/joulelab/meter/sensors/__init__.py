@@ -10,8 +10,10 @@ while others did not, and `warning` (fields `device`, `text`) for what affects t
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from joulelab.meter.config import EnergyConfig
 
@@ -94,3 +96,30 @@ class Sensor(Protocol):
         """One reading; an exception here is logged as a gap and retried."""
 
     def close(self) -> None: ...
+
+
+# Initializing eight GPUs without persistence mode takes 4 to 8 s.
+OPEN_LIMIT_S = 10.0
+_Result = TypeVar("_Result")
+
+
+def within(limit_s: float, call: Callable[[], _Result]) -> _Result:
+    """The result of a call into a driver; TimeoutError if it hangs. A call that hangs in the kernel cannot be ended, so
+    its thread stays behind until the process exits."""
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # raised again in the caller's thread
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="joulelab-driver-call")
+    thread.start()
+    thread.join(limit_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError
+    return results[0]

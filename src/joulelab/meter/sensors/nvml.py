@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 from joulelab.clock import NS
 from joulelab.meter.config import EnergyConfig
-from joulelab.meter.sensors import Device, Line, SensorUnavailable
+from joulelab.meter.sensors import OPEN_LIMIT_S, Device, Line, SensorUnavailable, within
 from joulelab.meter.sensors.gpu_selection import Listed, Selection, select_gpus
 from joulelab.meter.sensors.processes import OtherProcesses
 from joulelab.units import BYTES_PER_MB
@@ -540,8 +540,8 @@ def opened_cards(nvml: Any = None) -> Iterator[tuple[Any, dict[Listed, Any]]]:
     """NVML, and the cards that this process may open with their handles; no cards if the driver does not answer."""
     nvml = nvml or _binding()
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
+        within(OPEN_LIMIT_S, nvml.nvmlInit)
+    except (nvml.NVMLError, TimeoutError):
         yield nvml, {}
         return
     try:

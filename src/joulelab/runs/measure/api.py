@@ -396,6 +396,8 @@ class Measurement:
         if self._record is None:
             if self._run is None or self._windows is None:
                 raise JoulelabError(f"measurement '{self.name}' was not started")
+            if not self._run.is_own:
+                return self._run.end("running")
             self._windows.close()
             status, reason = how_it_ended(error)
             leave(self._stage, reason)
@@ -406,6 +408,8 @@ class Measurement:
 
     def _at_exit(self) -> None:
         """The block was never closed, or the interpreter exits because of an uncaught exception."""
+        if self._run is None or not self._run.is_own:
+            return
         error = getattr(sys, "last_value", None)
         self.stop(error if error is not None else JoulelabError("the program exited without closing the measurement"))
 
@@ -414,7 +418,7 @@ class Measurement:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         record = self.stop(error)
-        if error is None:
+        if error is None and self._record is not None:  # None in a forked child
             enforce(record)
 
     def window(self, name: str) -> Window:

@@ -324,6 +324,10 @@ class MeasuredRun:
         self.begin = self._attempt.begin
         self.end = self._attempt.end
 
+    @property
+    def is_own(self) -> bool:
+        return self._attempt.is_own
+
     def amend(self, record: RunRecord) -> RunRecord:
         """Write the record again with results that depend on the final figures (the mean over repeats)."""
         with holding(self.paths.folder):
