@@ -3,15 +3,19 @@
 import json
 import sqlite3
 import struct
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from joulelab import clock
+from joulelab.errors import ConfigError
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import RunRecord
-from joulelab.trackers.tracker import PACKAGES, export_run, require_installed
+from joulelab.runs.spec import check
+from joulelab.trackers.experiment_trackers import WandbTracker
+from joulelab.trackers.tracker import PACKAGES, TrackedRun, export_run, require_installed
 
 NOW = clock.now().wall_s
 # A step that was done twice, after a resume; and a second stage whose steps begin anew.
@@ -155,3 +159,57 @@ def test_a_tracker_that_is_not_installed_is_named_with_the_way_to_get_it(name, m
     with pytest.raises(DependencyMissing) as error:
         require_installed([name])
     assert "pip install 'joulelab[" in error.value.hint
+
+
+class FakeWandb:
+    """As much of W&B as the tracker calls; `key` is that of a login."""
+
+    def __init__(self, key):
+        self.api = type("Api", (), {"api_key": key})()
+        self.given = {}
+
+    def init(self, **given):
+        self.given = given
+        return type("Run", (), {"log": lambda *_: None})()
+
+    def Settings(self, **settings):  # noqa: N802
+        return settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables", "key", "expected"),
+    [
+        ({}, {}, None, ("joulelab", None, None, "offline")),
+        ({}, {}, "login", ("joulelab", None, None, "online")),
+        ({}, {"WANDB_PROJECT": "theirs", "WANDB_MODE": "offline"}, "login", ("theirs", None, None, "offline")),
+        (
+            {"project": "mine", "entity": "team", "name": "first", "mode": "online"},
+            {"WANDB_PROJECT": "theirs", "WANDB_MODE": "disabled"}, None, ("mine", "team", "first", "online"),
+        ),
+    ],
+)  # fmt: skip
+def test_wandb_follows_the_settings_then_the_variables_then_the_login(
+    tmp_path, monkeypatch, settings, variables, key, expected
+):
+    for name in ("WANDB_PROJECT", "WANDB_MODE", "WANDB_ENTITY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    wandb = FakeWandb(key)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    spec = check({"pipeline": "measure", "name": "made", "trackers": {"wandb": settings}})
+    assert spec.trackers == ("wandb",)
+    WandbTracker(TrackedRun("made-1", "made", "", None, tmp_path, spec.model_dump(mode="json")))
+    project, entity, name, mode = expected
+    found = {field: wandb.given[field] for field in ("project", "entity", "name", "mode")}
+    assert found == {"project": project, "entity": entity, "name": name or "made-1", "mode": mode}
+
+
+@pytest.mark.parametrize(
+    ("trackers", "message"),
+    [({"wandb": {"projct": "a"}}, "project"), ({"mlflow": {"project": "a"}}, "only wandb has any")],
+)
+def test_unknown_settings_of_trackers_are_refused(trackers, message):
+    with pytest.raises(ConfigError) as refused:
+        check({"pipeline": "measure", "name": "made", "trackers": trackers})
+    assert message in f"{refused.value.message} {refused.value.hint}"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -274,6 +274,19 @@ class Section(BaseModel):
         return ()
 
 
+class WandbSettings(Section):
+    """Where Weights & Biases keeps the run; null follows the user's login and the variables of W&B."""
+
+    project: str | None = None
+    """Project; null: WANDB_PROJECT, else joulelab."""
+    entity: str | None = None
+    """User or team; null: WANDB_ENTITY, else the default of the login."""
+    name: str | None = None
+    """Name of the run there; null: its run id."""
+    mode: Literal["online", "offline", "disabled"] | None = None
+    """Null: WANDB_MODE, else online if the user is logged in, else offline."""
+
+
 class RunSpec(Section):
     """Settings that all pipelines have."""
 
@@ -297,7 +310,10 @@ class RunSpec(Section):
     energy: EnergyConfig = EnergyConfig()
     """What is measured and how often."""
     trackers: tuple[str, ...] = ()
-    """Experiment trackers that receive the metrics live: tensorboard, wandb, mlflow, trackio; failures are warnings."""
+    """Experiment trackers that receive the metrics live: tensorboard, wandb, mlflow, trackio; failures are warnings.
+    `trackers.wandb.project=mine` enables W&B with a setting of `wandb`."""
+    wandb: WandbSettings = WandbSettings()
+    """Settings of the tracker wandb; also written as `trackers.wandb`."""
 
     @field_validator("trackers")
     @classmethod
@@ -534,13 +550,28 @@ def nest(key: str, value: Any) -> dict[str, Any]:
     return {first: nest(rest, value) if rest else value}
 
 
+def trackers_by_name(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`trackers` as a mapping of names to settings (`trackers.wandb.project=mine`): the names are enabled, and the
+    settings of wandb go to its section."""
+    given = settings.get("trackers")
+    if not isinstance(given, Mapping):
+        return settings
+    others = [name for name, chosen in given.items() if chosen and name != "wandb"]
+    if others:
+        raise ConfigError(
+            f"trackers.{others[0]} has settings, and only wandb has any", f"write trackers=[{','.join(given)}]"
+        )
+    wandb = {**(settings.get("wandb") or {}), **(given.get("wandb") or {})}
+    return {**settings, "trackers": list(given), **({"wandb": wandb} if wandb else {})}
+
+
 def check(settings: Mapping[str, Any]) -> RunSpec:
     """Validate merged settings against the pipeline's model."""
     pipeline = settings.get("pipeline")
     if not isinstance(pipeline, str):
         raise ConfigError("no pipeline is set", f"add `pipeline: NAME`; known: {lookup.PIPELINES.names()}")
     model: type[RunSpec] = lookup.PIPELINE_SPECS.resolve(pipeline)
-    settings = with_user_settings(settings)
+    settings = trackers_by_name(with_user_settings(settings))
     try:
         # through JSON, so that a YAML list can fill a tuple while a string cannot fill a number
         complete = model.complete(current_names(model, settings))

@@ -156,9 +156,10 @@ class TrackioTracker:
         self._trackio.finish()
 
 
-# Weights & Biases, offline unless WANDB_MODE says otherwise: files in `wandb/` of the run folder.
+# Weights & Biases, by the settings `trackers.wandb`, else by the user's login and the variables of W&B.
 #
-# `wandb sync RUN/wandb/offline-run-*` uploads them later. W&B's system metrics, console capture and git state are
+# Without a login it is offline: files in `wandb/` of the run folder, which `wandb sync RUN/wandb/offline-run-*` uploads
+# later. W&B's system metrics, console capture and git state are
 # off: they use energy that would be measured, and the record has the same data.
 
 
@@ -169,15 +170,17 @@ class WandbTracker:
     def __init__(self, run: TrackedRun) -> None:
         wandb: Any = importlib.import_module("wandb")
         self._stages: set[str] = set()
+        chosen = run.settings.get("wandb") or {}
         self._run: Any = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            project=chosen.get("project") or os.environ.get("WANDB_PROJECT", PROJECT),
+            entity=chosen.get("entity"),  # None: W&B reads WANDB_ENTITY, else takes the default of the login
             id=re.sub(r"[^A-Za-z0-9_-]", "-", run.run_id)[-64:],
-            name=run.run_id,
+            name=chosen.get("name") or run.run_id,
             group=run.group,
             tags=[run.label[:64]] if run.label else None,
             config=run.flat_settings,
             dir=str(run.folder),
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode=chosen.get("mode") or os.environ.get("WANDB_MODE") or _wandb_mode(wandb),
             resume="allow",
             reinit="create_new",
             settings=wandb.Settings(
@@ -198,6 +201,11 @@ class WandbTracker:
     def end(self, summary: Mapping[str, Any], status: str) -> None:
         self._run.summary.update({name: value for name, value in summary.items() if value is not None})
         self._run.finish(exit_code=0 if status == "done" else 1)
+
+
+def _wandb_mode(wandb: Any) -> str:
+    """Online if the user has logged in on this machine. Without a login, W&B would ask for one and block the run."""
+    return "online" if getattr(getattr(wandb, "api", None), "api_key", None) else "offline"
 
 
 def _wandb_metric_name(name: str) -> str:
