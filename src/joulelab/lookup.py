@@ -183,7 +183,7 @@ _PIPELINES = {
     "classify": ("joulelab.distill.classify", "config:ClassifySpec", "recipe:run_classify"),
     "distilbert": ("joulelab.distill.distilbert", "config:DistilbertSpec", "recipe:run_distilbert"),
     "dpo": ("joulelab.distill.causal", "config:CausalSpec", "recipe:run_dpo"),
-    "evaluate": ("joulelab.evaluate", "config:EvaluateSpec", "pipeline:run_evaluate"),
+    "evaluate": ("joulelab.evaluate", "config:EvaluateSpec", "evaluate_pipeline:run_evaluate"),
     "fitnets-images": ("joulelab.distill.classify", "config:FitnetsImagesSpec", "recipe:run_fitnets_images"),
     "import": ("joulelab.runs", "imported:ImportSpec", "imported:refuse"),
     "infer": ("joulelab.infer", "config:InferSpec", "pipeline:run_infer"),
@@ -219,7 +219,7 @@ PIPELINE_CHECKS = Table(
     {
         "classify": "joulelab.distill.classify.recipe:text_checks",
         "distilbert": "joulelab.distill.distilbert.recipe:model_checks",
-        "evaluate": "joulelab.evaluate.pipeline:evaluate_checks",
+        "evaluate": "joulelab.evaluate.evaluate_pipeline:evaluate_checks",
         "squad": "joulelab.distill.squad.recipe:model_checks",
         **dict.fromkeys(("dpo", "kd", "self", "sft", "synthetic"), "joulelab.distill.causal.recipe:model_checks"),
     },
