@@ -26,7 +26,7 @@ from joulelab.train.config import TrainingConfig, TrainingRunSpec
 from joulelab.train.devices import is_out_of_memory
 from joulelab.train.optim import track_compilations
 from joulelab.train.parallel import SINGLE_RANK, Ranks
-from joulelab.train.stats.hooks import MeterStats, StatsList, TrackerContext, load_tracker
+from joulelab.train.stats.hooks import GuardedStats, MeterStats, StatsList, TrackerContext, load_tracker
 from joulelab.train.trainer import SimpleTrainer, StepReport, TrainerCallbacks
 from joulelab.units import energy_text
 from joulelab.zoo.objective import Objective
@@ -121,7 +121,7 @@ class _Session:
 
     def _make_trainer(self, stage: Stage) -> SimpleTrainer[Any]:
         run, job = self.run, self.job
-        trackers = [load_tracker(name) for name in job.config.stats]
+        trackers = [GuardedStats(load_tracker(name), name, run.warn) for name in job.config.stats]
         callbacks = TrainerCallbacks(
             checkpoints=self.checkpoints,
             phase=run.meter.phase,

@@ -9,6 +9,7 @@ treats all phases alike overrides the last two; one that needs a single phase ov
 from __future__ import annotations
 
 import csv
+import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from joulelab import lookup
-from joulelab.errors import ConfigError, NotFoundError
+from joulelab.errors import ConfigError, JoulelabError, NotFoundError
 from joulelab.zoo.objective import PhaseMaker
 from joulelab.zoo.registry import is_file
 
@@ -181,6 +182,120 @@ class StatsList(TrainerStats):
         return "\n\n".join(text for member in self._members if (text := member.log_stats()))
 
 
+class GuardedStats(TrainerStats):
+    """A tracker that is disabled with a warning if one of its hooks raises: the training and its energy are kept.
+
+    Errors that joulelab itself reports (a missing package, a wrong setting) end the run as before.
+    """
+
+    def __init__(self, member: TrainerStats, name: str, warn: Callable[[str], None]) -> None:
+        self._member, self._name, self._warn = member, name, warn
+        self._disabled = False
+        # trackers of earlier releases and of the course define log_step without the number of the step
+        self._log_step = member.log_step if _takes_argument(member.log_step) else lambda step: member.log_step()  # type: ignore[call-arg]
+
+    def _call(self, hook: str, *arguments: Any) -> Any:
+        if self._disabled:
+            return None
+        try:
+            return (self._log_step if hook == "log_step" else getattr(self._member, hook))(*arguments)
+        except JoulelabError:
+            raise
+        except Exception as error:
+            self._disabled = True
+            self._warn(f"tracker {self._name} failed in {hook} and is disabled: {type(error).__name__}: {error}")
+            return None
+
+    def attach(self, context: TrackerContext) -> None:
+        self._call("attach", context)
+
+    def start(self, phase: str) -> None:
+        self._call(f"start_{phase}")
+
+    def stop(self, phase: str) -> None:
+        self._call(f"stop_{phase}")
+
+    def log_loss(self, loss: float) -> None:
+        self._call("log_loss", loss)
+
+    def log_step(self, step: int) -> None:
+        self._call("log_step", step)
+
+    def log_stats(self) -> str:
+        return self._call("log_stats") or ""
+
+
+def _takes_argument(hook: Callable[..., Any]) -> bool:
+    kinds = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    )
+    return any(one.kind in kinds for one in inspect.signature(hook).parameters.values())
+
+
+class CourseStats(TrainerStats):
+    """A tracker written for the course's interface, which knows no `attach` and names some hooks differently.
+
+    Its `log_loss` gets a tensor, its `log_step` no argument, and its checkpoint hooks are `start_save_checkpoint` and
+    `stop_save_checkpoint`. A constructor with the argument `device` gets the device of the training.
+    """
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+        needed = [
+            name
+            for name, one in inspect.signature(kind).parameters.items()
+            if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        ]
+        if needed not in ([], ["device"]):
+            raise ConfigError(
+                f"{kind.__name__} requires the constructor arguments {', '.join(needed)}",
+                "give them defaults, or use device",
+            )
+        self._with_device = bool(needed)
+        self._tracker: Any = None
+
+    def attach(self, context: TrackerContext) -> None:
+        self._tracker = self._kind(context.device) if self._with_device else self._kind()
+
+    def _edge(self, edge: str, phase: str) -> None:
+        for name in _COURSE_HOOKS.get(phase, (phase,)):
+            if (hook := getattr(self._tracker, f"{edge}_{name}", None)) is not None:
+                hook()
+                return
+
+    def start(self, phase: str) -> None:
+        self._edge("start", phase)
+
+    def stop(self, phase: str) -> None:
+        self._edge("stop", phase)
+
+    def log_loss(self, loss: float) -> None:
+        if hasattr(self._tracker, "log_loss"):
+            self._tracker.log_loss(torch.tensor(loss))
+
+    def log_step(self, step: int) -> None:
+        if hasattr(self._tracker, "log_step"):
+            self._tracker.log_step(*([step] if _takes_argument(self._tracker.log_step) else []))
+
+    def log_stats(self) -> str:
+        """The course's trackers print their summary themselves."""
+        return str(self._tracker.log_stats() or "")
+
+
+_COURSE_HOOKS = {
+    "checkpoint": ("save_checkpoint", "checkpoint"),
+    "optimizer_step": ("optimizer_step", "optimiser_step"),
+    "input": ("data_transfer", "input"),
+}
+
+
+def _is_course_tracker(kind: type) -> bool:
+    """By its hooks: the course's own base class is not installed here."""
+    return all(callable(getattr(kind, name, None)) for name in ("start_train", "stop_train", "start_step", "log_stats"))
+
+
 def _bound_hooks(members: Sequence[TrainerStats], name: str) -> list[Callable[[], None]]:
     return [getattr(member, name) for member in members]
 
@@ -191,7 +306,8 @@ GUIDE = "docs/add-a-tracker.md has a complete example"
 def load_tracker(name: str) -> TrainerStats:
     """A built-in tracker such as `simple`, or the one in a user's file `./my_tracker.py`."""
     if is_file(name):
-        return _instantiate(name, _only_tracker(Path(name).expanduser()))
+        kind = _only_tracker(Path(name).expanduser())
+        return _instantiate(name, kind) if issubclass(kind, TrainerStats) else CourseStats(kind)
     if name not in lookup.TRAINER_STATS.names() and Path(f"{name}.py").is_file():
         raise NotFoundError(f"unknown trainer stats '{name}'", f"for your own file write ./{name}.py")
     tracker: TrainerStats = lookup.TRAINER_STATS.resolve(name)()
@@ -205,14 +321,19 @@ def _instantiate(name: str, kind: type[TrainerStats]) -> TrainerStats:
         raise ConfigError(f"{kind.__name__} in {name} requires constructor arguments: {error}", GUIDE) from error
 
 
-def _only_tracker(path: Path) -> type[TrainerStats]:
+def _only_tracker(path: Path) -> type:
     if not path.is_file():
         raise NotFoundError(f"there is no file {path.absolute()}", "pass a built-in tracker or the path of a .py file")
     if path.suffix != ".py":
         raise NotFoundError(f"{path} is not a Python file", f"a tracker is a class in a .py file; {GUIDE}")
+    here = str(Path.cwd())
+    if here not in sys.path:  # a tracker of the course imports its base class from the project's folder
+        sys.path.append(here)
     module = lookup.import_file(path.resolve(), GUIDE)
     kinds: list[type] = [value for value in vars(module).values() if isinstance(value, type)]
-    found = [kind for kind in kinds if issubclass(kind, TrainerStats) and kind.__module__ == module.__name__]
+    own = [kind for kind in kinds if kind.__module__ == module.__name__]
+    found = [kind for kind in own if issubclass(kind, TrainerStats) or _is_course_tracker(kind)]
+    found = [kind for kind in found if not inspect.isabstract(kind)]
     if not found:
         raise ConfigError(f"{path} defines no tracker", f"define one subclass of TrainerStats; {GUIDE}")
     if len(found) > 1:
