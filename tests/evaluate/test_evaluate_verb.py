@@ -10,8 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "distill" / "causal"))  # for tiny_llama.py
 from tiny_llama import WORDS, make_model, make_tokenizer, write_teacher
 
-from joulelab.evaluate import harness
-from joulelab.evaluate import evaluate_pipeline
+from joulelab.evaluate import evaluate_pipeline, harness
 from joulelab.runs.store import load_record
 
 METER = ["--estimate-cpu", "energy.gpus=none", "energy.sample_interval_s=0.1"]

@@ -1,4 +1,4 @@
-"""The code metrics of scripts/code_metrics.py on a small tree whose figures are counted by hand."""
+"""The code metrics of scripts/py on a small tree whose figures are counted by hand."""
 
 from code_metrics import PACKAGE, TRACED_COMMANDS, entered_files, repeated_names, size_rows, typer_callbacks
 
@@ -58,3 +58,15 @@ def test_the_tracer_finds_files_whose_functions_ran_and_no_others(tmp_path):
     assert str(PACKAGE / "cli" / "measure.py") in files
     assert str(PACKAGE / "cli" / "compare.py") not in files  # imported by cli.main, but only its module body ran
     assert all(file.startswith(str(PACKAGE)) for file in files)
+
+
+def test_the_tree_keeps_its_rules() -> None:
+    """A file name appears once outside recipe folders, recipe folders have the same four names, and no function outside
+    the commands has more than 12 parameters."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    assert repeated_names(paths) == {}
+    for name in ("classify", "distilbert", "squad", "causal"):
+        folder = PACKAGE / "distill" / name
+        assert {"config.py", "data.py", "objective.py", "recipe.py"} <= {path.name for path in folder.glob("*.py")}
+    rows = size_rows(PACKAGE, typer_callbacks())
+    assert rows["functions with more than 12 parameters"] == "0", rows["most parameters"]
