@@ -1,7 +1,9 @@
 """Caches on disk: looked up by content, complete after a kill, checked on read, and merged from shards."""
 
 import os
+import re
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,3 +159,28 @@ def test_a_sampled_token_takes_three_bytes_or_less(tmp_path):
     words = kept.counts_N.mean()
     assert 10 < words < 40
     assert LogitCache.open(tmp_path).bytes_per_token < 3 * words + 3
+
+
+@pytest.mark.parametrize("codec", ["rs50", "hybrid8", "topk5-ghost"])
+def test_the_reader_in_the_documentation_reads_what_the_cache_returns(tmp_path, codec):
+    page = (Path(__file__).parents[3] / "docs" / "teacher-outputs.md").read_text()
+    (block,) = [text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def read_cache" in text]
+    names = {}
+    exec(block, names)
+    random, every = torch.Generator().manual_seed(0), texts()
+    with CacheWriter(tmp_path, make_manifest(codec=codec)) as writer:
+        for ids in every:
+            logits = 3 * torch.randn(len(ids) - 1, 300, generator=random)
+            offsets = torch.rand(len(ids) - 1, generator=random)
+            writer.add([document_key(ids)], encoded(writer.manifest, logits, offsets, [len(ids) - 1]))
+    read = names["read_cache"](tmp_path)
+    assert set(read) == {document_key(ids) for ids in every}
+    cache = LogitCache.open(tmp_path)
+    for ids in every:
+        ours = cache.targets([document_key(ids)]).decoded()
+        for position, found in enumerate(read[document_key(ids)]):
+            expected = {}
+            for token, weight in zip(ours.ids_NK[position].tolist(), ours.weights_NK[position].tolist(), strict=True):
+                if weight:
+                    expected[token] = expected.get(token, 0.0) + weight
+            assert found == pytest.approx(expected, abs=1e-6)
