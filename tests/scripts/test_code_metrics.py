@@ -1,4 +1,4 @@
-"""The code metrics of scripts/py on a small tree whose figures are counted by hand."""
+"""The code metrics of scripts/code_metrics.py on a small tree whose figures are counted by hand."""
 
 from code_metrics import PACKAGE, TRACED_COMMANDS, entered_files, repeated_names, size_rows, typer_callbacks
 
