@@ -124,7 +124,9 @@ def infer(
         str | None,
         _option(_MODEL, "SIZE", "Size of a zoo model; other models have a single size.", "--size"),
     ] = None,
-    device: Annotated[str | None, _option(_MODEL, "NAME", "auto, cpu or cuda.", "--device")] = None,
+    device: Annotated[
+        str | None, _option(_MODEL, "NAME", "auto, cpu, cuda, or mps (Apple; not tested on hardware).", "--device")
+    ] = None,
     estimate_cpu: Annotated[
         bool,
         typer.Option(

@@ -326,7 +326,8 @@ def _require_device(device: str, imports: bool) -> None:
 
     if device == "cuda" and not environment.gpus():
         raise DeviceMissing("device=cuda was requested but no NVIDIA GPU was found", "set device=cpu or device=auto")
-    if device == "cuda" and imports:
+    environment.require_mac(device)
+    if device in ("cuda", "mps") and imports:
         lookup.CALCULATIONS.resolve("require-device")(device)
 
 

@@ -97,7 +97,9 @@ def train(
     seed: Annotated[
         str | None, _flag("N", "Seed of initial weights, data order and dropout (default: 0).", "--seed")
     ] = None,
-    device: Annotated[str | None, _flag("NAME", "auto, cpu or cuda (default: auto).", "--device")] = None,
+    device: Annotated[
+        str | None, _flag("NAME", "auto, cpu, cuda, or mps (Apple; not tested on hardware); default: auto.", "--device")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Same as KEY.PATH=VALUE above.")
     ] = None,

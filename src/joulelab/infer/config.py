@@ -158,8 +158,8 @@ class InferSpec(RunSpec):
     `text` or `messages` in each line. A batch is padded to its longest prompt."""
     new_tokens: int = Field(128, ge=2)
     """With `generate`: tokens per response; end-of-text tokens are ignored."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto uses a GPU if there is one."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device; auto uses a GPU if there is one. mps: Apple's GPU, not tested on hardware, never chosen by auto."""
 
     @classmethod
     def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,7 +317,8 @@ class InferSpec(RunSpec):
 
     def _require_device(self) -> bool:
         """Whether a GPU is used."""
-        gpu = self.device != "cpu" and bool(environment.gpus())
+        environment.require_mac(self.device)
+        gpu = self.device not in ("cpu", "mps") and bool(environment.gpus())
         if self.device == "cuda" and not gpu:
             raise UsageError(
                 "device=cuda was requested but no NVIDIA GPU was found", "omit --device or use --device cpu"

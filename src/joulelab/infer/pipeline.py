@@ -40,6 +40,7 @@ from joulelab.infer.workload import (
 )
 from joulelab.runs.context import RunContext
 from joulelab.train.devices import reset_peak_memory, resolve_device
+from joulelab.train.stats.hooks import device_synchronizer
 from joulelab.train.stats.step_energy import energy_reader
 
 PREPARE = "model.prepare"
@@ -187,8 +188,7 @@ class _InferencePipeline:
             self.run.meter.event("tracker", stage=row.case.stage, name=TRACKER, values=values)
 
     def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        device_synchronizer(self.device)()
 
 
 def _released() -> None:

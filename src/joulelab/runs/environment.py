@@ -23,7 +23,7 @@ import psutil
 
 import joulelab
 from joulelab import clock, lookup
-from joulelab.errors import SensorMissing, UsageError
+from joulelab.errors import DeviceMissing, SensorMissing, UsageError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.profile import profile_id
 from joulelab.meter.sampling import SensorReader, open_sensors
@@ -170,6 +170,14 @@ def _memory_cgroups(root: Path, own: Path) -> list[Path]:
             folder = top / name.lstrip("/")
             found += [folder, *(parent for parent in folder.parents if parent.is_relative_to(top))]
     return found
+
+
+def require_mac(device: str) -> None:
+    """Refuse device=mps on other machines, without importing torch."""
+    if device == "mps" and sys.platform != "darwin":
+        raise DeviceMissing(
+            "device=mps was requested but this is not a Mac", "set device=auto, device=cpu or device=cuda"
+        )
 
 
 def torch_has_cuda() -> bool:

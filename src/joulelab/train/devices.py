@@ -22,9 +22,16 @@ def require_device(name: str) -> None:
             "set device=cpu or install a CUDA build of torch",
         )
 
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise DeviceMissing(
+            "device=mps was requested but torch.backends.mps.is_available() is False",
+            "set device=cpu, or use a Mac with Apple silicon and torch for macOS",
+        )
+
 
 def resolve_device(name: str, run: RunContext) -> torch.device:
-    """The device for `auto`, `cpu` or `cuda`, initialized and noted in the run.
+    """The device for `auto`, `cpu`, `cuda` or `mps`, initialized and noted in the run. `auto` never chooses `mps`,
+    which is not tested on hardware.
 
     Initializing CUDA takes about a second, once per process, and is recorded as start-up.
     """

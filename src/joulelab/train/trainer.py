@@ -44,7 +44,7 @@ from joulelab.train.optim import (
     torch_compile_mode,
 )
 from joulelab.train.parallel import SINGLE_RANK, Ranks
-from joulelab.train.stats.hooks import TrainerStats
+from joulelab.train.stats.hooks import TrainerStats, device_synchronizer
 from joulelab.zoo.objective import Objective, ObjectiveOutput, PhaseMaker
 
 B = TypeVar("B", bound=TrainingBatch)
@@ -174,8 +174,7 @@ class Trainer(ABC, Generic[B]):
         before = self.position
         with self.budget.paused():
             self.step()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # kernels still queued belong to this step
+            device_synchronizer(self.device)()  # kernels still queued belong to this step
         if before.step > 0 or not self.finished:
             self.callbacks.on_warmup(before, self.position)
 
@@ -323,6 +322,7 @@ class Trainer(ABC, Generic[B]):
         return {
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "mps_rng": torch.mps.get_rng_state() if self.device.type == "mps" else None,
             "tally": self._running_loss.state(),
             "budget": self.budget.state(),
             "early_stopping": self.early_stopping.state(),
@@ -332,6 +332,8 @@ class Trainer(ABC, Generic[B]):
         torch.set_rng_state(state["rng"].cpu())
         if state["cuda_rng"] is not None:
             torch.cuda.set_rng_state(state["cuda_rng"].cpu(), self.device)
+        if state.get("mps_rng") is not None:  # checkpoints of earlier versions have none
+            torch.mps.set_rng_state(state["mps_rng"].cpu())
         self._running_loss.load_state(state["tally"])
         self.budget.load_state(state["budget"])
         self.early_stopping.load_state(state["early_stopping"])

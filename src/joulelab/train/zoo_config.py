@@ -60,8 +60,8 @@ class TrainSpec(TrainingRunSpec):
     """Input dimensions to override, by name: {tokens: 512}."""
     training: TrainingConfig = TrainingConfig()
     """Training settings. The default batch size is that of the model size; the default budget is one epoch."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto uses a GPU if there is one."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device; auto uses a GPU if there is one. mps: Apple's GPU, not tested on hardware, never chosen by auto."""
     evaluate_batches: int = Field(8, ge=0)
     """Held-out batches per evaluation; 0 disables evaluation."""
     save_model: bool = False
@@ -114,6 +114,7 @@ class TrainSpec(TrainingRunSpec):
         yield self._check_device
 
     def _check_device(self) -> None:
+        environment.require_mac(self.device)
         if self.device == "cuda" and not environment.gpus():
             raise DeviceMissing(
                 "device=cuda was requested but no NVIDIA GPU was found", "omit --device or pass --device cpu"

@@ -357,6 +357,8 @@ class MeterStats(TrainerStats):
 
 def device_synchronizer(device: torch.device) -> Callable[[], None]:
     """A function that waits until all queued kernels are done; on a CPU it does nothing."""
+    if device.type == "mps":
+        return torch.mps.synchronize
     return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
 
 
