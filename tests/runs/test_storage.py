@@ -1,6 +1,7 @@
 """A disk that is full, read-only or broken: said as such, with the folder, and the run's end is on record."""
 
 import errno
+import json
 import os
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from joulelab.runs.attempt import create_run, mark_running
 from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
 from joulelab.runs.lock import holding
-from joulelab.runs.paths import RunPaths, read_json, storage_failure, write_json
+from joulelab.runs.paths import RunPaths, read_json, read_metrics, storage_failure, write_json
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import find_leftovers, load_record, read_record, remove_leftover
 
@@ -199,3 +200,17 @@ def test_members_of_a_group_whose_run_is_gone_are_taken_out_and_an_empty_group_i
         remove_leftover(one)
     assert [member["run_id"] for member in read_json(partly)["members"]] == [folder.name, None, None]
     assert not empty.parent.exists() and read_json(whole)["members"][0]["run_id"] == folder.name
+
+
+def test_lines_of_metrics_with_wrong_types_are_left_out(tmp_path):
+    lines = [
+        {"step": 1, "stage": "a"},
+        {"step": "1"},
+        {"attempt": "null"},
+        {"mono_ns": 1.5},
+        {"stage": []},
+        {"step": None},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert list(read_metrics(tmp_path / "metrics.jsonl")) == [lines[0], lines[-1]]
+    assert list(read_metrics(tmp_path / "none.jsonl")) == []

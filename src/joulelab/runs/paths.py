@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from joulelab.clock import folder_stamp
 from joulelab.errors import CorruptedFile, StorageFailed, UsageError
+from joulelab.meter.trace import read_lines
 from joulelab.redaction import printable_json
 from joulelab.runs.spec import brief
 from joulelab.units import size_text
@@ -268,6 +269,23 @@ def _free_bytes(folder: Path) -> int | None:
         except OSError:
             continue
     return None
+
+
+_METRIC_TYPES = {
+    "step": int,
+    "attempt": int,
+    "mono_ns": int,
+    "stage": str,
+    "budget_fraction": int | float,
+    "held_out_loss": int | float,
+}
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl whose fields have their types; a line that was edited or corrupted is left out."""
+    for line in read_lines(path) if path.exists() else ():
+        if all(isinstance(line[name], kind) for name, kind in _METRIC_TYPES.items() if line.get(name) is not None):
+            yield line
 
 
 def write_json(path: Path, value: BaseModel | dict[str, Any]) -> None:

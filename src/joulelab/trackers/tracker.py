@@ -20,9 +20,8 @@ from typing import Any, Protocol
 from joulelab import clock, lookup
 from joulelab.errors import DependencyMissing, JoulelabError
 from joulelab.meter.monitor.tally import LiveEnergy
-from joulelab.meter.trace import read_lines
 from joulelab.redaction import redact
-from joulelab.runs.paths import RunPaths
+from joulelab.runs.paths import RunPaths, read_metrics
 from joulelab.runs.record import RunRecord, flat_summary
 from joulelab.runs.spec import RunSpec
 
@@ -149,7 +148,7 @@ def export_run(paths: RunPaths, record: RunRecord, to: str) -> int:
 def points_of(paths: RunPaths) -> Iterator[Point]:
     """The metrics in order of time; a step that was repeated has the values of the later attempt."""
     latest: dict[tuple[str, int], Point] = {}
-    for line in read_lines(paths.metrics) if paths.metrics.exists() else ():
+    for line in read_metrics(paths.metrics):
         point = point_of(line)
         if point is not None:
             earlier = latest.pop((point.stage, point.step), None)

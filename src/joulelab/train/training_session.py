@@ -14,10 +14,9 @@ from joulelab import clock
 from joulelab.data.batches import BatchSource
 from joulelab.errors import ConfigError, OutOfMemory
 from joulelab.meter.monitor.telemetry import FILE_NAME, Telemetry
-from joulelab.meter.trace import read_lines
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.execute import current_rank
-from joulelab.runs.paths import RunPaths
+from joulelab.runs.paths import RunPaths, read_metrics
 from joulelab.runs.record import Result
 from joulelab.runs.store import find_folder
 from joulelab.train.budget import BudgetReading, Position, wait_for_energy_reading
@@ -217,7 +216,7 @@ class _Session:
         if name is None:
             return None
         folder = find_folder(self.run.store, name)
-        readings = _budget_readings(read_lines(RunPaths(folder).metrics), self.job.stage)
+        readings = _budget_readings(read_metrics(RunPaths(folder).metrics), self.job.stage)
         if not readings:
             raise ConfigError(
                 f"{folder.name} has no time or energy budget readings for {self.job.stage}",

@@ -19,14 +19,13 @@ from typing import Literal
 import numpy as np
 
 from joulelab.meter.figures import EnergyFigure, total
-from joulelab.meter.trace import read_lines
 from joulelab.report.compare.comparison import ComparedRun, Comparison, Row
 from joulelab.report.compare.differences import CPU_CONTENTION, pairs_of
 from joulelab.report.compare.method_rows import last_training, only_infers
 from joulelab.report.energy_sums import NOT_METERED, Part, mixes_methods
 from joulelab.report.tables.inference_rows import timed_rows
 from joulelab.report.wording import listed
-from joulelab.runs.paths import RunPaths
+from joulelab.runs.paths import RunPaths, read_metrics
 from joulelab.runs.record import RunRecord, StageRecord
 from joulelab.stats import BreakEven, Estimate, break_even
 from joulelab.units import count_text
@@ -105,7 +104,7 @@ class LossCurve:
             return None
         evaluations = {
             int(line["step"]): float(line["held_out_loss"])
-            for line in read_lines(RunPaths(run.folder).metrics)
+            for line in read_metrics(RunPaths(run.folder).metrics)
             if "held_out_loss" in line and line.get("stage") == validation.name
         }
         if not evaluations:

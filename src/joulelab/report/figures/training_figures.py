@@ -10,7 +10,6 @@ from typing import Any
 
 import altair as alt
 
-from joulelab.meter.trace import read_lines
 from joulelab.report.compare.comparison import Comparison, Row
 from joulelab.report.compare.method_rows import last_training, training_stage, training_stage_name
 from joulelab.report.energy_sums import run_energy
@@ -30,7 +29,7 @@ from joulelab.report.figures.chart_base import (
 from joulelab.report.figures.power_figures import AttemptTrace
 from joulelab.report.tables.sweep_table import Sweep, SweepRow, interval_text, item_energy_text
 from joulelab.report.tables.training_table import phase_joules, phase_times
-from joulelab.runs.paths import RunPaths
+from joulelab.runs.paths import RunPaths, read_metrics
 from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord, Segment, StageRole
 from joulelab.stats import Interval
 from joulelab.units import energy_text, three_digits
@@ -211,7 +210,7 @@ def curve_points(record: RunRecord, folder: Path, traces: Sequence[AttemptTrace]
         return []
     if run_energy(record).mixed_without:
         return []
-    lines = [line for line in read_lines(RunPaths(folder).metrics) if "mono_ns" in line and "stage" in line]
+    lines = [line for line in read_metrics(RunPaths(folder).metrics) if line.get("mono_ns") and line.get("stage")]
     step = max(1, len(lines) // _MOST_POINTS)
     validations = {stage.name for stage in record.stages if stage.activity in ("validate", "evaluate")}
     trainings = {stage.name for role in _ROLES if (stage := last_training(record, role))}
@@ -258,7 +257,7 @@ class _EnergySoFar:
                 spent_j += self._since_start(attempt, self._traces[attempt].trace.last_ns)
 
     def at(self, line: dict[str, Any]) -> float | None:
-        attempt = int(line.get("attempt", 1))
+        attempt = int(line.get("attempt") or 1)
         if attempt not in self._starts or attempt not in self._traces:
             return None
         until_ns = int(line["mono_ns"])
