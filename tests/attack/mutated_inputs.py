@@ -19,7 +19,7 @@ from pathlib import Path
 
 import yaml
 
-LIMIT_S = 20
+LIMIT_S = 60  # drawing the first chart of a process takes 20 s on a busy machine
 ODD_TEXTS = (
     "",
     " ",

@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from joulelab.errors import JoulelabError
+from joulelab.errors import CorruptedFile, JoulelabError
 from joulelab.runs.artifacts import read_bill
 from joulelab.runs.attempt_data import read_events
-from joulelab.runs.paths import read_json
+from joulelab.runs.paths import RunPaths, read_json, write_json
 from joulelab.runs.record import Check, PhaseRecord, RunRecord, Validity, current_phase, kind_by_name
-from joulelab.runs.store import load_record
+from joulelab.runs.store import load_record, read_record
 
 
 def test_a_stage_has_the_role_and_activity_it_was_opened_with(play):
@@ -125,3 +125,11 @@ def test_events_and_bills_in_earlier_names_are_read(folder):
     bill_path.write_text(in_earlier_names(bill_path.read_text()))
     assert '"artefact"' in bill_path.read_text()
     assert bill is not None and read_bill(bill_path.parent) == bill
+
+
+@pytest.mark.parametrize("wrong", [{"seed": "{0}"}, {"energy": []}, {"label": 3}])
+def test_a_record_whose_settings_have_other_types_is_corrupted(folder, wrong):
+    record = read_json(folder / "run.json")
+    write_json(folder / "run.json", {**record, "spec": {**record["spec"], **wrong}})
+    with pytest.raises(CorruptedFile):
+        read_record(RunPaths(folder))

@@ -465,6 +465,15 @@ class RunRecord(Frozen):
     process: ProcessMark | None = None
     """Process of the latest attempt; null before the first one, and in older records."""
 
+    @field_validator("spec")
+    @classmethod
+    def _types_that_readers_rely_on(cls, spec: dict[str, Any]) -> dict[str, Any]:
+        kinds = {"seed": int, "pipeline": str, "name": str, "label": str, "about": str, "energy": dict}
+        for name, kind in kinds.items():
+            if spec.get(name) is not None and not isinstance(spec[name], kind):
+                raise ValueError(f"{name} is {spec[name]!r}")
+        return spec
+
     @field_validator("findings", mode="before")
     @classmethod
     def _migrate_findings(cls, value: Any) -> Any:
