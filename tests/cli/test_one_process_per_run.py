@@ -17,6 +17,8 @@ from joulelab.runs.lock import is_held
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import load_record
 
+pytest.importorskip("torch", reason="runs an experiment, which needs torch")
+
 # The real command with a pipeline that needs no framework: every process notes itself, then works for a while.
 PROGRAM = """
 import os, sys, time

@@ -215,13 +215,13 @@ def gguf_reader():
 @checks("transformers.utils.chat_template_utils")
 def templates():
     render = importlib.import_module("transformers.utils.chat_template_utils").render_jinja_template
-    template = "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}"
+    template = "{% for m in messages %}> {% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}"
     texts, spans = render(
         conversations=[[{"role": "assistant", "content": "yes"}]],
         chat_template=template,
         return_assistant_tokens_mask=True,
     )
-    assert (texts, spans) == (["yes"], [[(0, 3)]])
+    assert (texts, spans) == (["> yes"], [[(2, 5)]])
 
 
 def tiny_llama():

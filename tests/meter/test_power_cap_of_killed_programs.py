@@ -16,6 +16,8 @@ from joulelab.runs.paths import RunPaths
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import load_record
 
+pytest.importorskip("torch", reason="runs an experiment, which needs torch")
+
 CAP = {"energy": {"power_cap_w": 350.0, "sample_interval_s": 0.1}}
 PROGRAM = """
 import sys, time
