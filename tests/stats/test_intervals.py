@@ -78,3 +78,10 @@ def test_items_pair_also_where_seeds_do_not():
     found = accuracy_difference(a, b, paired=False)
     assert found.difference.value == pytest.approx(0.08, abs=0.02) and found.runs == 2
     assert accuracy_difference(a, a, paired=False).p_value == 1.0
+
+
+@pytest.mark.parametrize(("difference", "needed"), [(2.0, 5), (1.0, 10), (4.0, 3)])
+def test_the_number_of_repeats_follows_from_tables_of_students_t(difference, needed):
+    """By hand for difference 2 and deviation 1: 4 repeats need (3.182 + 0.978) / 2 = 2.08, 5 need
+    (2.776 + 0.941) / sqrt(5) = 1.66; for difference 1: 9 need 1.07, 10 need 0.995; for 4: 2 need 9.96, 3 need 3.10."""
+    assert repeats_for(difference, 1.0) == needed
