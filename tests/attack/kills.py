@@ -1,7 +1,7 @@
 """`joulelab measure` killed at a random moment, by a random signal, program and recorder included or not.
 
-A kill is survived if all processes end, `show` derives a record with a final status, and a program that ran for more than
-2 s has an energy above 0. Whether that energy is complete is not compared with another meter.
+A kill is survived if all processes end, `show` derives a record with a final status, and a program that ran for
+more than 2 s has an energy above 0. Whether that energy is complete is not compared with another meter.
 """
 
 import json
