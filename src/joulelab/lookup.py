@@ -217,6 +217,7 @@ PIPELINES = Table(
 PIPELINE_CHECKS = Table(
     "pipeline",
     {
+        "train": "joulelab.train.trainer:trainer_checks",
         "classify": "joulelab.distill.classify.recipe:text_checks",
         "distilbert": "joulelab.distill.distilbert.recipe:model_checks",
         "evaluate": "joulelab.evaluate.evaluate_pipeline:evaluate_checks",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -81,7 +82,9 @@ def train(
         str | None,
         _flag("MINUTES", "Stop after this training time.", "--max_time_minutes", "--max-time-minutes"),
     ] = None,
-    trainer: Annotated[str | None, _flag("NAME", "simple; ddp or fsdp under torchrun.", "--trainer")] = None,
+    trainer: Annotated[
+        str | None, _flag("NAME", "simple; ddp or fsdp under torchrun; or your .py file.", "--trainer")
+    ] = None,
     precision: Annotated[str | None, _flag("NAME", "fp32, tf32, bf16 or fp16 (default: fp32).", "--precision")] = None,
     compile: Annotated[
         str | None, _flag("MODE", "off, default, blocks, reduce-overhead or max-autotune (default: off).", "--compile")
@@ -150,7 +153,15 @@ def with_model(params: Mapping[str, Any]) -> dict[str, Any]:
     model = option if option is not None else first
     if model is None or ("=" in model and not model.endswith(".py")):
         raise UsageError("no model was named", "`joulelab zoo` lists them; to try one: joulelab train gpt2 --size tiny")
-    return {**params, "model": model, "overrides": overrides}
+    trainer = params.get("trainer")
+    by_file = trainer is not None and is_trainer_file(trainer)
+    if by_file:  # a setting of its own; ddp and fsdp are ways in which any trainer runs
+        overrides = [f"trainer={Path(str(trainer)).expanduser().absolute()}", *overrides]
+    return {**params, "model": model, "overrides": overrides, "trainer": None if by_file else trainer}
+
+
+def is_trainer_file(name: str) -> bool:
+    return name.endswith(".py") or "/" in name
 
 
 TRAINERS = {"simple": "none", "ddp": "ddp", "fsdp": "fsdp"}

@@ -20,13 +20,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from joulelab import lookup
 from joulelab.data.batches import BatchSource, TrainingBatch
-from joulelab.errors import EndedBySignal, NonFiniteLoss
+from joulelab.errors import ConfigError, EndedBySignal, NonFiniteLoss
 from joulelab.train import parallel
 from joulelab.train.budget import Budget, BudgetReading, EarlyStopping, Position
 from joulelab.train.checkpoint import Checkpoints, LoopState, ModelState
@@ -439,6 +441,28 @@ class SimpleTrainer(Trainer[B]):
         if state["scaler"] is not None:
             self.scaler = make_scaler(self.config.precision, self.device, 1)
             self.scaler.load_state_dict(state["scaler"])
+
+
+GUIDE = "docs/add-a-trainer.md has a complete example"
+
+
+def load_trainer(name: str) -> type[SimpleTrainer[Any]]:
+    """The trainer in a user's file; SimpleTrainer itself for an empty name."""
+    if not name:
+        return SimpleTrainer
+    module = lookup.import_file(Path(name).resolve(), GUIDE)
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
+    found = [kind for kind in kinds if issubclass(kind, SimpleTrainer)]
+    if len(found) != 1:
+        names = ", ".join(kind.__name__ for kind in found) or "none"
+        raise ConfigError(f"{name} must define one subclass of SimpleTrainer; found {names}", GUIDE)
+    return found[0]
+
+
+def trainer_checks(spec: Any) -> Iterator[Callable[[], object]]:
+    """The user's trainer is imported before a run starts, so that a mistake in it costs nothing."""
+    if Path(spec.trainer).is_file():  # a missing file is reported by the check of the settings
+        yield lambda: load_trainer(spec.trainer)
 
 
 class RunningLoss:

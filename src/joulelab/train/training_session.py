@@ -62,6 +62,8 @@ class TrainingJob:
     ranks: Ranks = SINGLE_RANK
     loss_name: str = ""
     """Shown with the loss on the console, because losses of different objectives are not comparable."""
+    trainer: type[SimpleTrainer[Any]] = SimpleTrainer
+    """The loop; a user's subclass may replace its forward, backward or optimizer step."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class _Session:
             ranks=job.ranks,
         )
         stats = StatsList([MeterStats(run.meter.phase), *trackers])
-        return SimpleTrainer(job.model, job.batches, job.objective, job.config, stats, callbacks)
+        return job.trainer(job.model, job.batches, job.objective, job.config, stats, callbacks)
 
     def _on_resume(self, stage: Stage, position: Position) -> None:
         """Loading a checkpoint, from the start of the stage to here, is setup."""

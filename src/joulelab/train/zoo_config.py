@@ -58,6 +58,8 @@ class TrainSpec(TrainingRunSpec):
     bytes."""
     shape: dict[str, Annotated[int, Field(ge=1)]] = {}
     """Input dimensions to override, by name: {tokens: 512}."""
+    trainer: str = ""
+    """A Python file with a subclass of SimpleTrainer to train with; empty: SimpleTrainer itself."""
     training: TrainingConfig = TrainingConfig()
     """Training settings. The default batch size is that of the model size; the default budget is one epoch."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -108,10 +110,17 @@ class TrainSpec(TrainingRunSpec):
         request = self.request
         for name in self.training.stats:
             yield lambda name=name: _check_tracker(name)  # type: ignore[misc]
+        yield self._check_trainer
         yield request.require_length
         yield lambda: _check_data(request)
         yield lambda: _check_weights(request)
         yield self._check_device
+
+    def _check_trainer(self) -> None:
+        if self.trainer and not (Path(self.trainer).is_file() and self.trainer.endswith(".py")):
+            raise NotFoundError(
+                f"there is no Python file {self.trainer}", "pass a .py file with a subclass of SimpleTrainer"
+            )
 
     def _check_device(self) -> None:
         environment.require_mac(self.device)

@@ -27,6 +27,7 @@ from joulelab.runs.record import Result
 from joulelab.train.devices import peak_flops, peak_memory_bytes, reset_peak_memory, resolve_device
 from joulelab.train.optim import autocast
 from joulelab.train.parallel import Ranks, process_group
+from joulelab.train.trainer import load_trainer
 from joulelab.train.training_session import TrainingJob, train_in_run
 from joulelab.train.zoo_config import TrainSpec
 from joulelab.zoo.cost import ModelCost, model_cost
@@ -161,6 +162,7 @@ class _TrainPipeline:
                 evaluate=(lambda point: self._held_out()) if evaluates else None,
                 evaluate_stage=EVALUATE,
                 ranks=self.ranks,
+                trainer=load_trainer(self.spec.trainer),
             ),
         )
         self.run.result("model.peak_memory_bytes", Result(value=float(peak_memory_bytes(self.device))))
