@@ -56,14 +56,14 @@ def test_conversations_keep_their_splits_and_get_no_film_reviews(tmp_path, monke
 
 def test_problems_of_conversations_come_at_once(tmp_path, monkeypatch, llama):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "odd.jsonl").write_text('{"question": 1}\n')
+    (tmp_path / "odd.jsonl").write_text('{"height": 1}\n')
     done = joulelab_here(
         "run", "kd-tiny", "data.train=odd.jsonl", f"teacher.model={llama}", "student={size: null, layers: [0, 9]}",
         "device=cuda",
     )  # fmt: skip
     assert done.returncode == 2
     for problem in (
-        "a row has the columns question, which are neither a conversation nor a text",
+        "a row has the columns height, which are neither a conversation nor a text",
         "student.layers [0, 9] cannot be taken",
         "no NVIDIA GPU was found",
     ):

@@ -514,6 +514,7 @@ def stage_energy(stages: list[StageRecord]) -> dict[str, EnergyFigure]:
         return {"all": missing("none of its stages was recorded")}
     summed = add_components([stage.energy for stage in stages], [stage.duration_s for stage in stages])
     figures: dict[str, EnergyFigure] = {name: getattr(summed, name) for name in EnergyByComponent.model_fields}
-    if figures["machine"].energy_j is None:  # only on request; bills of other runs do not mention it
-        del figures["machine"]
+    for name in ("machine", "node"):  # only on request or where the node has a meter; other bills do not mention it
+        if figures[name].energy_j is None:
+            del figures[name]
     return figures
