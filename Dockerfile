@@ -1,4 +1,4 @@
-# joulelab in a container. Not built or run so far: no container runtime was at hand.
+# joulelab in a container. Not built or run so far.
 #
 #   docker build --tag joulelab .                                                        # CPU
 #   docker build --tag joulelab --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu126 \
