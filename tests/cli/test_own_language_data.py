@@ -69,6 +69,12 @@ def test_problems_of_conversations_come_at_once(tmp_path, monkeypatch, llama):
     ):
         assert problem in done.stderr
     assert not (tmp_path / "runs").exists()
+    typed = joulelab_here(
+        "run", "kd-tiny", "data.train=odd.jsonl", f"teacher.model={llama}", "training.learning_rate=abc", "sede=3"
+    )
+    for problem in ("learning_rate: expected a number", "did you mean seed?", "a row has the columns height"):
+        assert problem in typed.stderr, "wrong settings do not hide what else is wrong"
+    assert typed.returncode == 2 and not (tmp_path / "runs").exists()
     few = chats(tmp_path / "few.jsonl", range(80))
     large = joulelab_here("run", "sft-tiny", f"data.source={few}", "data.documents=5000", f"teacher.model={llama}")
     assert large.returncode == 2 and "data.documents=5000: few.jsonl has only" in large.stderr

@@ -215,7 +215,7 @@ def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
         made = create_group(options.store, specs, name=group.name, about=group.about, baseline=group.baseline)
         run_group_folder(made.folder, options.as_json)
     else:
-        spec = check(merge(read_experiment(experiment), changes))
+        spec = check(merge(read_experiment(experiment), changes), lambda spec: _checks(spec, options))
         if options.shard is not None:
             from joulelab.distill.causal.config import shard_spec
 

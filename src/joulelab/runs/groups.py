@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,7 +22,18 @@ from joulelab.runs.execute import execute
 from joulelab.runs.lock import FolderLocked, holding, is_held, newest_lease
 from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, make_folder, read_json, write_json
 from joulelab.runs.record import RunRecord
-from joulelab.runs.spec import RunSpec, Section, check, explain, merge, nest, overlay, read_experiment, still_describes
+from joulelab.runs.spec import (
+    Checks,
+    RunSpec,
+    Section,
+    check,
+    explain,
+    merge,
+    nest,
+    overlay,
+    read_experiment,
+    still_describes,
+)
 from joulelab.runs.store import find_folder, load_readable, load_record, run_folders, stores_of
 
 _KEYS = (
@@ -90,7 +101,7 @@ def is_group(settings: Mapping[str, Any]) -> bool:
 def check_group(
     settings: Mapping[str, Any],
     overrides: Mapping[str, Any],
-    checks: Callable[[RunSpec], Iterable[Callable[[], object]]] = lambda spec: (),
+    checks: Checks = lambda spec: (),
 ) -> tuple[GroupSpec, list[RunSpec]]:
     """The group and the specs of its members. Settings, and then `checks` of every member together with the baseline,
     are checked before anything starts; all problems are one error."""
@@ -99,7 +110,7 @@ def check_group(
     except ValidationError as error:
         raise explain(error, GroupSpec, _KEYS) from None
     runs = [(member, seed) for member in group.members for seed in member.seeds]
-    specs: list[RunSpec] = refuse_all(partial(_member_spec, member, seed, overrides) for member, seed in runs)
+    specs: list[RunSpec] = refuse_all(partial(_member_spec, member, seed, overrides, checks) for member, seed in runs)
     if not specs:
         raise ConfigError(f"group {group.name} has no members")
     refuse_all([partial(_require_baseline, group, specs), *(found for spec in specs for found in checks(spec))])
@@ -109,9 +120,9 @@ def check_group(
     return group, specs
 
 
-def _member_spec(member: MemberSpec, seed: int, overrides: Mapping[str, Any]) -> RunSpec:
+def _member_spec(member: MemberSpec, seed: int, overrides: Mapping[str, Any], checks: Checks) -> RunSpec:
     merged = merge(merge(read_experiment(member.experiment), member.overrides), overrides)
-    return check(merge(merged, {"seed": seed}))
+    return check(merge(merged, {"seed": seed}), checks)
 
 
 def _require_baseline(group: GroupSpec, specs: Sequence[RunSpec]) -> None:

@@ -30,6 +30,7 @@ from joulelab.errors import (
     NotFoundError,
     SeveralProblems,
     UsageError,
+    find_problems,
     refuse_all,
 )
 from joulelab.lookup import nearest
@@ -565,8 +566,13 @@ def trackers_by_name(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**settings, "trackers": list(given), **({"wandb": wandb} if wandb else {})}
 
 
-def check(settings: Mapping[str, Any]) -> RunSpec:
-    """Validate merged settings against the pipeline's model."""
+Checks = Callable[[RunSpec], Iterable[Callable[[], object]]]
+"""What is checked of a spec before its run is created: data, models, device."""
+
+
+def check(settings: Mapping[str, Any], further: Checks | None = None) -> RunSpec:
+    """Validate merged settings against the pipeline's model. If settings are wrong, the `further` checks run on
+    the remaining ones, so that one error lists all problems."""
     pipeline = settings.get("pipeline")
     if not isinstance(pipeline, str):
         raise ConfigError("no pipeline is set", f"add `pipeline: NAME`; known: {lookup.PIPELINES.names()}")
@@ -577,9 +583,30 @@ def check(settings: Mapping[str, Any]) -> RunSpec:
         complete = model.complete(current_names(model, settings))
         checked = model.model_validate_json(json.dumps(complete, default=str))
     except ValidationError as error:
-        raise explain(error, model) from None
+        refused = explain(error, model)
+        remaining = _without(complete, error, model) if further is not None else None
+        if further is not None and remaining is not None and (others := find_problems(further(remaining))):
+            stated = refused.problems if isinstance(refused, SeveralProblems) else (ConfigError(refused.message),)
+            raise SeveralProblems([*stated, *others], refused.hint) from None
+        raise refused from None
     refuse_unfit_texts(checked)
     return checked
+
+
+def _without(settings: Mapping[str, Any], error: ValidationError, model: type[RunSpec]) -> RunSpec | None:
+    """The spec without the settings that the error names; None if the others are not valid by themselves."""
+    remaining = json.loads(json.dumps(settings, default=str))
+    for finding in error.errors():
+        section = remaining
+        for part in finding["loc"][:-1]:
+            section = section.get(part) if isinstance(section, dict) else None
+        if not finding["loc"] or not isinstance(section, dict):
+            return None
+        section.pop(finding["loc"][-1], None)
+    try:
+        return model.model_validate_json(json.dumps(remaining))
+    except ValidationError:
+        return None
 
 
 def refuse_unfit_texts(settings: BaseModel) -> None:
