@@ -147,7 +147,7 @@ def test_shares_decide_how_rows_without_a_split_are_divided(tmp_path):
     assert len(found.test) == pytest.approx(200, abs=40)
     few = load_splits(settings(source=source, test=write(tmp_path / "t.csv", rows(5000, 50)), test_size=0.2))
     assert len(few.test) == 10  # of the test file's rows
-    with pytest.raises(ConfigError, match="more than there is"):
+    with pytest.raises(ConfigError, match="more than 100 %"):
         hash_shares(0.3, 0.3, 0.5)
 
 
@@ -178,7 +178,7 @@ def test_duplicates_between_train_and_test_are_counted(tmp_path):
         ({"a.csv": rows(0, 30), "test.csv": []}, {"test": "test.csv"}, "has no rows"),
         ({"a.csv": rows(0, 30), "test.csv": ["t,"]}, {"test": "test.csv"}, "have no text or no label"),
         ({"a.csv": rows(0, 30)}, {"train_size": 500}, "data.train_size=500: .* has only"),
-        ({"a.csv": rows(0, 30)}, {"train_size": 0.9, "test_size": 0.5}, "more than there is"),
+        ({"a.csv": rows(0, 30)}, {"train_size": 0.9, "test_size": 0.5}, "more than 100 %"),
         ({"a.csv": rows(0, 30)}, {"test": "missing.csv"}, "there is no file or folder"),
         ({"a.csv": rows(0, 30)}, {"test": "nowhere"}, "there is no such file, and .* has no splits"),
     ],

@@ -218,7 +218,7 @@ def _assigned(
             parts[split], names[split] = whole.parts[exact[0]], whole.names[exact[0]]
     if "train" not in parts:
         raise ConfigError(
-            f"{source} has the splits {', '.join(whole.parts)}, and none is for training",
+            f"{source} has the splits {', '.join(whole.parts)}, but none is for training",
             f"choose one: data.train={next(iter(whole.parts), 'NAME')}",
         )
     return parts, names

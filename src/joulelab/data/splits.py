@@ -131,7 +131,7 @@ def hash_shares(validation: int | float | str, test: int | float | str, train: i
         named = f"train {100 * trained:g} %, " if trained else ""
         raise ConfigError(
             f"the shares are {named}validation {100 * held_out[0]:g} %, test {100 * held_out[1]:g} %: "
-            "more than there is" + ("" if trained else ", nothing is left to train on"),
+            + ("more than 100 % in total" if trained else "nothing is left to train on"),
             "shares of data.train_size, data.validation_size and data.test_size must add up to 1 or less",
         )
     return HashShares(*held_out)

@@ -129,7 +129,7 @@ def describe(tokenizer: Any, name: str, family: str | None = None) -> TokenizerF
     if family is not None and family != found:
         _refuse(name, family, found)
     if found is None:
-        raise ConfigError(f"the tokenizer {name} is of no supported family", f"expected {', '.join(FAMILIES)}")
+        raise ConfigError(f"the tokenizer {name} is not of a supported family", f"expected {', '.join(FAMILIES)}")
     ids = max(backend.get_vocab(with_added_tokens=True).values()) + 1
     return TokenizerFacts(name, found, backend.to_str(), max(ids, len(tokenizer)), specials)
 

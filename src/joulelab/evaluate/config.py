@@ -61,7 +61,7 @@ class EvaluateSpec(RunSpec):
         if not self.tasks and not self.data:
             raise ValueError("nothing to evaluate: set tasks (--tasks gsm8k,mmlu) or data (--data FILE)")
         if self.task_folder and not self.tasks:
-            raise ValueError("task_folder is set, but no task of it: name them with tasks (--tasks)")
+            raise ValueError("task_folder is set, but tasks is empty: name the tasks to run (--tasks)")
         return self
 
     def checks(self) -> Iterator[Callable[[], object]]:

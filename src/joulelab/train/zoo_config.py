@@ -146,7 +146,7 @@ def _without_data_section(settings: Mapping[str, Any]) -> dict[str, Any]:
         return dict(settings)
     if "validation" in data and "test" in data:
         raise ConfigError(
-            "data.validation and data.test are both set, and `train` evaluates on one held-out set", "set one of them"
+            "data.validation and data.test are both set, but `train` evaluates on one held-out set", "set one of them"
         )
     renamed = {_DATA_NAMES[key]: value for key, value in data.items() if key in _DATA_NAMES}
     unknown = {key: value for key, value in data.items() if key not in _DATA_NAMES}

@@ -123,7 +123,7 @@ def _refuse_folder(path: Path) -> NotFoundError:
     name = _FAMILIES.get(kind, kind)
     known = name in lookup.ZOO.names()
     return NotFoundError(
-        f"{path} is a folder with weights of a {kind} model, and `train` takes the name of a zoo model",
+        f"{path} is a folder with weights of a {kind} model, but `train` takes the name of a zoo model",
         (f"train it from these weights: joulelab train {name} --weights {path}; " if known else "")
         + f"fine-tune it on your own labels: joulelab new compare my.yaml --data FILE --teacher {path}",
     )

@@ -51,7 +51,7 @@ def test_an_energy_budget_counts_the_teacher_only_if_set_and_reports_it(lab, fin
 def test_a_teacher_that_uses_more_than_the_budget_is_an_error(lab, finished):
     store = finished["kd"][1].folder.parent
     small = merge(ENERGY, {"budget": {"energy_j": 0.001, "counts_teacher": True}})
-    with pytest.raises(ConfigError, match=r"nothing is left of 1\.00 mJ"):
+    with pytest.raises(ConfigError, match=r"nothing is left of the budget of 1\.00 mJ"):
         lab.run(store, "kd", **small)
 
 
@@ -236,13 +236,13 @@ def test_budgets_are_parsed_with_their_unit_and_set_where_the_pipeline_has_them(
         (["student.model=x/y"], "exactly one of model, layers, size"),
         (["distill.divergence=jsd"], "needs the teacher's full distribution"),
         (["distill.codec=rs-50"], "rs-50"),
-        (["data.row_length=64"], "a document has to fit into a row"),
+        (["data.row_length=64"], "a document must fit into a row"),
         (["training.max_tokens=5"], "budget.tokens"),
         (["budget.tokens=null"], "the budget is empty"),
         (["budget.counts_teacher=true"], "energy_j is not set"),
         (["generation.answer.do_sample=false"], "have no effect without do_sample"),
         (["generation.max_tokens=3"], "less than generation.min_tokens 4"),
-        (["distill.alpha=1"], "uses nothing of the teacher"),
+        (["distill.alpha=1"], "ignores the teacher"),
         (["pipeline=dpo", "generation.answer.n=1"], "a pair needs two answers"),
         (["until=preferences", "generation.answer.n=1"], "a pair needs two answers"),
         (["preferences.rubric=' '"], "what makes an answer good"),

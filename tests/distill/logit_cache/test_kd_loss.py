@@ -95,7 +95,7 @@ def test_trained_tokens_are_found_in_reading_order():
 def test_another_temperature_and_other_divergences_are_refused_with_the_reason(tmp_path):
     teacher, labels = torch.randn(3, WORDS), torch.zeros(3, dtype=torch.long)
     targets = cached(tmp_path, make_manifest("rs50", 2.0, WORDS), teacher)
-    with pytest.raises(ConfigError, match="has distributions at temperature 2, and 1 was requested"):
+    with pytest.raises(ConfigError, match="has distributions at temperature 2, but 1 was requested"):
         against(targets, teacher, labels, temperature=1.0)
     for divergence in ("reverse", "jsd"):
         with pytest.raises(ConfigError, match=f"{divergence} needs the teacher's full distribution") as found:

@@ -22,7 +22,7 @@ def test_the_shipped_settings_are_the_published_ones():
     ("changes", "output_text"),
     [
         ({"distill": {"alpha_ce": 0.0, "alpha_squad": 0.0}}, "nothing to learn from"),
-        ({"data": {"max_seq_length": 128, "doc_stride": 128}}, "some would be in no window"),
+        ({"data": {"max_seq_length": 128, "doc_stride": 128}}, "some tokens would be in no window"),
         ({"distill": {"alpha_squd": 1}}, "did you mean distill.alpha_squad"),
         ({"distill": {"temperature": 0}}, "distill.temperature: expected"),
     ],

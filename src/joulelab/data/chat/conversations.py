@@ -268,7 +268,7 @@ def _message(found: Any) -> Message:
         raise ConfigError(f"a message's content is {_kind(content)}; expected text", "convert it to text")
     if role in _CALL_ROLES:
         raise ConfigError(
-            f"a message has the role '{role}', which would be a turn of neither user nor assistant",
+            f"a message has the role '{role}'; expected system, user, assistant or tool",
             "write calls as `tool_calls` of an assistant message, and results as messages with the role `tool`",
         )
     message = Message(role=_ROLES.get(role, role), content=content or "")

@@ -30,7 +30,7 @@ from joulelab.train.config import TrainingConfig
 
 Until = Literal["data", "logits", "generation", "preferences", "teacher", "train"]
 TEACHER_PHASES = {"kd": "logits", "synthetic": "generation", "dpo": "preferences"}
-"""What a pipeline needs of its teacher."""
+"""What a pipeline needs from its teacher."""
 
 
 class Shape(NamedTuple):
@@ -108,16 +108,16 @@ class Generation(Section):
     prompts: int = Field(1000, ge=1)
     """Number of prompts, taken from the training documents."""
     prompt_tokens: int = Field(256, ge=1)
-    """Longer prompts are skipped; of a plain text, the first so many tokens are the prompt."""
+    """Maximum tokens of a prompt: longer prompts are skipped; a plain text is truncated to this length."""
     answer: GenerationSettings = GenerationSettings()
     """How answers are decoded; `n` answers per prompt. It has its own seed, so that all students share the answers."""
     engine: str = "transformers"
-    """What generates in this process: `transformers`, or the engine of an installed package."""
+    """Generation engine in this process: `transformers`, or the engine of an installed package."""
     cache: CacheKind = "auto"
     """Key-value cache of the teacher. `growing`: works with every model. `fixed`: a slot of fixed size per row, and a
     step captured as a CUDA graph with sampling on the device. `auto`: `fixed` on a GPU if the model supports it."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the step of a `fixed` cache on a GPU; `auto`: if that saves more energy than it takes."""
+    """Compile the step of a `fixed` cache on a GPU; `auto`: if that saves more energy than it uses."""
     chain_of_thought: bool = False
     """Request the reasoning before the answer."""
     min_tokens: int = Field(4, ge=0)
@@ -151,7 +151,7 @@ class Preferences(Section):
     renamed_values: ClassVar = {"loss": {"length-normalised": "length-normalized"}}
 
     candidates_from: Literal["teacher", "start"] = "teacher"
-    """Who writes the answers: the teacher, or the SFT student that training starts from."""
+    """Model that writes the answers: the teacher, or the SFT student that training starts from."""
     judge: str = "likelihood"
     """Score answers by the teacher's mean log-likelihood per token (`likelihood`), by its grade on a rubric (`rubric`),
     by a rule (`rule`), or by the judge of an installed package."""
@@ -160,14 +160,14 @@ class Preferences(Section):
     rule: Literal["ends", "exact-answer"] = "ends"
     """`ends`: finished answers are better than truncated ones. `exact-answer`: correct final answers are better."""
     tie_margin: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Answers whose scores differ by no more than this make no pair; ties are counted."""
+    """Answers whose scores differ by no more than this form no pair; ties are counted."""
     loss: Literal["dpo", "ipo", "ipo-sum", "length-normalized"] = "dpo"
     """DPO; IPO, whose margin is bounded, over mean log-ratios per token as in TRL, or over their sums as in the paper
     (`ipo-sum`); or DPO over mean log-ratios per token (`length-normalized`)."""
     beta: float = Field(0.1, gt=0, allow_inf_nan=False)
-    """How far the policy may move from its reference: smaller is farther."""
+    """Strength of the constraint to the reference: a smaller value lets the policy move farther from it."""
     shared_prompt: bool = True
-    """Compute the prompt of a pair once for both answers; false for models whose attention takes no custom mask."""
+    """Compute the prompt of a pair once for both answers; false: for models whose attention accepts no custom mask."""
 
     @field_validator("judge")
     @classmethod
@@ -224,7 +224,7 @@ class CausalData(OwnSplits):
     """Training documents, selected by hash: a number, a share (0.1 or 10 %), or null for all."""
     held_out: Size = 200
     """Evaluation documents: a number, a share, or `all`, which is the default for your own data. From the test split,
-    else from those that their hash excludes from training."""
+    else documents that are held out by hash."""
     max_tokens: int = Field(1024, ge=8)
     """Longer documents are truncated."""
     row_length: int = Field(1024, ge=8)
@@ -350,7 +350,7 @@ class CausalBudget(Section):
         if self.tokens is None and self.energy_j is None:
             raise ValueError("the budget is empty: set tokens, energy_j or both")
         if self.counts_teacher and self.energy_j is None:
-            raise ValueError("counts_teacher needs an energy budget, and energy_j is not set")
+            raise ValueError("counts_teacher needs an energy budget, but energy_j is not set")
         return self
 
 
@@ -397,12 +397,12 @@ class CausalSpec(LanguageModelSpec):
     training: CausalTraining = CausalTraining()
     """How the student is trained."""
     start: CausalTraining | None = None
-    """How the SFT student that dpo and self start from is trained; null: as `training` says."""
+    """How the SFT student that dpo and self start from is trained; null: the same as `training`."""
     quality: Quality = Quality()
     """Evaluation after training."""
     until: Until = "train"  # type: ignore[assignment]
-    """Last phase of the run: tokenized `data`; the teacher's `logits`, its answers (`generation`) or `preferences`; all
-    that the pipeline needs of its `teacher`; or all (`train`). Later runs reuse what this one made, with its energy."""
+    """Last phase of the run: tokenized `data`; the teacher's `logits`, its answers (`generation`) or `preferences`;
+    everything from its `teacher`; or all phases (`train`). Later runs reuse what this one made, with its energy."""
     shard: str | None = None
     """Do only this shard of the teacher's work, counted from 0: `2/8` (`--shard 2/8`). The tasks are independent, and a
     later run joins their results. Used with until logits, generation, preferences or teacher."""
@@ -474,19 +474,19 @@ class CausalSpec(LanguageModelSpec):
             (
                 data.max_tokens > data.row_length,
                 f"data.max_tokens {data.max_tokens} is more than data.row_length {data.row_length}: "
-                "a document has to fit into a row",
+                "a document must fit into a row",
             ),
             (
                 self.pipeline == "kd" and complete and self.distill.alpha == 1,
-                "distill.alpha 1 uses nothing of the teacher, and kd would spend energy on it; use the pipeline sft",
+                "distill.alpha=1 ignores the teacher, but kd would spend energy on it; use the pipeline sft",
             ),
             (
                 (self.until == "preferences" or (self.pipeline == "dpo" and complete)) and answer.n < 2,
-                "a pair needs two answers to one prompt, and generation.answer.n is 1; set 2 or more, and do_sample",
+                "a pair needs two answers to one prompt, but generation.answer.n is 1; set 2 or more, and do_sample",
             ),
             (
                 self.teacher.server is not None and not self.teacher_generates,
-                f"teacher.server generates answers, and {self.pipeline} until={self.until} needs none; remove it, or "
+                f"teacher.server generates answers, but {self.pipeline} until={self.until} needs none; remove it, or "
                 "use the pipeline synthetic or dpo, or until=generation",
             ),
             (
@@ -510,7 +510,7 @@ class CausalSpec(LanguageModelSpec):
             raise ValueError(f"shard: {error.message}; {error.hint}") from None
         reason = why_not_sharded(self)
         if reason is None and self.until == "train":
-            reason = f"shard {shard} is part of one phase, and until=train runs all of them; set until=teacher"
+            reason = f"shard {shard} is part of one phase, but until=train runs all of them; set until=teacher"
         if reason is not None:
             raise ValueError(reason)
 
@@ -627,7 +627,7 @@ def data_script_settings(
         raise lookup.unknown("data script", script, DATA_SCRIPTS)
     if pipeline not in LANGUAGE_PIPELINES:
         raise UsageError(
-            f"{script} is for experiments with language models ({', '.join(LANGUAGE_PIPELINES)}), and "
+            f"{script} is for experiments with language models ({', '.join(LANGUAGE_PIPELINES)}), but "
             f"{experiment} has the pipeline {pipeline}",
             "use one of those, for example kd-tiny; `joulelab experiments` lists them",
         )

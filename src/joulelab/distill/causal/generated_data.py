@@ -296,7 +296,7 @@ class AnswerFilters:
     keep_truncated: bool = False
     """Keep truncated answers (`finish_reason` length)."""
     keep_duplicates: bool = False
-    """Keep answers with the same words as an earlier one, to whatever prompt."""
+    """Keep answers with the same words as an earlier one, for any prompt."""
     min_score: float | None = None
     """Answers that a judge scores below this, or could not score, are dropped."""
 
@@ -339,7 +339,7 @@ def filter_answers(
 ) -> tuple[list[KeptAnswer], SyntheticReport]:
     """`scores` in the same shape as `answers`; required if `min_score` is set."""
     if filters.min_score is not None and scores is None:
-        raise ConfigError("min_score is set, and the answers are not judged", "judge them first, or unset min_score")
+        raise ConfigError("min_score is set, but the answers are not judged", "judge them first, or unset min_score")
     seen: set[str] = set()
     kept: list[KeptAnswer] = []
     dropped: dict[str, int] = {}

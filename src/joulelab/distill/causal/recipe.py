@@ -94,7 +94,7 @@ class CausalRecipe:
         refuse_all(model_checks(spec))
         if spec.teacher.server is not None and spec.quality.against_teacher is None:
             self.runner.run.progress.write(
-                f"the teacher is not evaluated: {spec.teacher.server} generates in its place, and which model it "
+                f"the teacher is not evaluated: {spec.teacher.server} generates the answers, and the model that it "
                 f"serves is unknown; quality.against_teacher=true evaluates the local weights of {spec.teacher.model}"
             )
 

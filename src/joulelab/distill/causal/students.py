@@ -212,8 +212,8 @@ def _energy_left_j(spec: CausalSpec, teacher_j: float | None, start_j: float | N
     for who, used_j in used.items():
         if used_j is None:
             raise ConfigError(
-                f"the energy of the {who} counts toward the budget and was not measured",
-                "run that phase again where a sensor measures, let estimates count "
+                f"the energy of the {who} counts toward the budget but was not measured",
+                "run that phase again on a machine with a sensor, let estimates count "
                 "(training.budget_counts_estimates=true), or give the budget in tokens",
             )
     return (spec.budget.energy_j or 0.0) - sum(used_j or 0.0 for used_j in used.values())
@@ -239,7 +239,8 @@ def _require_budget_left(
         used += [f"the teacher {'' if used else 'used '}{energy_text(teacher_j)}"] if teacher_counts else []
         hint = ", or set budget.counts_teacher=false" if teacher_counts else ", or lower budget.start_share"
         raise ConfigError(
-            f"nothing is left of {energy_text(spec.budget.energy_j)}: {', '.join(used)}", f"raise the budget{hint}"
+            f"nothing is left of the budget of {energy_text(spec.budget.energy_j)}: {', '.join(used)}",
+            f"raise the budget{hint}",
         )
     if remaining.tokens is not None and remaining.tokens <= 0:
         raise ConfigError("the SFT student has used all tokens of the budget", "lower budget.start_share")

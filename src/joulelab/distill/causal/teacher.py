@@ -243,7 +243,7 @@ def server_energy_gap(context: CausalContext) -> str | None:
     """Sensors of this machine include a server on it; an estimate from this program's CPU time does not."""
     if any(figure.measured for figure in context.run.meter.so_far().values()):
         return None
-    return "no sensor measures here, and an estimate from this program's CPU time does not include the server"
+    return "no sensor works on this machine, and an estimate from this program's CPU time does not include the server"
 
 
 @dataclass(frozen=True)
@@ -361,7 +361,7 @@ def _refuse_unknown_energy(spec: CausalSpec, gap: str | None) -> None:
     """Before any energy is spent; and again if another run has generated the answers."""
     if gap and spec.budget.counts_teacher:
         raise ConfigError(
-            f"budget.counts_teacher=true, and the teacher's energy would be unknown: {gap}",
+            f"budget.counts_teacher=true, but the teacher's energy would be unknown: {gap}",
             "run the server on this node with its GPUs metered, or set budget.counts_teacher=false",
         )
 

@@ -68,7 +68,7 @@ _FOOTER_DTYPE = np.dtype([("magic", "S8"), ("entries", "<u8"), ("index_offset", 
 _MAGIC = b"JOULELOG"
 _ZLIB_LEVEL = 6  # 5 to 10 microseconds per token of rs50, at about 40 bytes
 _MAX_THREADS = 16
-_REMAKE_HINT = "run it again (the same command, or `joulelab run --resume`): the cache is then made again"
+_REMAKE_HINT = "run it again (the same command, or `joulelab run --resume`): the cache is then rebuilt"
 
 
 # one shard file
@@ -201,7 +201,7 @@ def _checksum_mismatch(row: Any) -> str:
 def _damage_error(path: Path, reason: str, quarantined: bool | None = None) -> JoulelabError:
     """`quarantined`: whether the shard could be renamed; None: this was not tried."""
     renamed = f"; it was renamed to {path.name}{DAMAGED}" if quarantined else ""
-    hint = _REMAKE_HINT if quarantined is not False else "set reuse_artifacts=false to make the cache again"
+    hint = _REMAKE_HINT if quarantined is not False else "set reuse_artifacts=false to rebuild the cache"
     return JoulelabError(f"{path} is corrupted: {reason}{renamed}", hint)
 
 
@@ -428,7 +428,7 @@ class LogitCache:
             from safetensors.torch import load_file
 
             if not (self.folder / HEAD).is_file():
-                raise JoulelabError(f"{self.folder / HEAD} is missing", "make the cache again")
+                raise JoulelabError(f"{self.folder / HEAD} is missing", "rebuild the cache")
             weights = load_file(self.folder / HEAD)
             self._head = TeacherHead(weights["weight"], weights.get("bias"))
         return self._head

@@ -145,7 +145,7 @@ class CacheManifest(BaseModel):
         if tokenizer_sha256 is not None and tokenizer_sha256 != self.tokenizer_sha256:
             raise ConfigError(
                 f"the cache of {self.teacher} was made with tokenizer {self.tokenizer_sha256[:12]}, "
-                f"and the student has {tokenizer_sha256[:12]}: the same id is a different token",
+                f"but the student has {tokenizer_sha256[:12]}: the same id is a different token",
                 "use the teacher's tokenizer for the student, and tokenize the data with it",
             )
 
@@ -156,15 +156,15 @@ def require_usable(codec: str, cached_temperature: float, temperature: float, di
         return
     if divergence != "forward":
         raise ConfigError(
-            f"divergence {divergence} needs the teacher's full distribution, and {codec} stores a part of it: only the "
-            "gradient of the forward KL can be estimated from a part",
+            f"divergence {divergence} needs the teacher's full distribution, but {codec} stores only part of it, from "
+            "which only the gradient of the forward KL can be estimated",
             "use codec hidden, a live teacher, or divergence forward",
         )
     if temperature != cached_temperature:
         raise ConfigError(
-            f"the cache has distributions at temperature {cached_temperature:g}, and {temperature:g} was requested: "
+            f"the cache has distributions at temperature {cached_temperature:g}, but {temperature:g} was requested: "
             "they do not determine the distribution at another temperature",
-            f"set temperature {cached_temperature:g}, make a cache at {temperature:g}, or use codec hidden",
+            f"set temperature {cached_temperature:g}, build a cache at {temperature:g}, or use codec hidden",
         )
 
 
@@ -191,5 +191,5 @@ def read_manifest(folder: Path) -> CacheManifest:
         return CacheManifest.model_validate(read_json(folder / MANIFEST))
     except (ValidationError, ConfigError) as error:
         raise JoulelabError(
-            f"{folder / MANIFEST} is not a valid cache manifest: {error}", "make the cache again"
+            f"{folder / MANIFEST} is not a valid cache manifest: {error}", "rebuild the cache"
         ) from None

@@ -419,13 +419,13 @@ class KdLoss:
         if self.weights.kl == 0:
             return
         if targets is None:
-            raise ConfigError(f"alpha {self.weights.ce:g} needs a teacher's targets, and there are none", "set alpha 1")
+            raise ConfigError(f"alpha {self.weights.ce:g} needs a teacher's targets, but there are none", "set alpha 1")
         targets.require(self.weights.temperature, self.divergence)
         if targets.vocabulary > len(weight_VD):
             raise ConfigError(
                 f"the teacher's vocabulary has {targets.vocabulary:,} tokens, the student's head {len(weight_VD):,} "
                 "rows",
-                "make the cache for the smaller of both heads, or for the tokenizer's own size",
+                "build the cache for the smaller of the two heads, or for the tokenizer's own size",
             )
 
     def _labels(self, labels_N: Tensor, rows: slice) -> Labels:
@@ -471,7 +471,7 @@ def _target_count(count: int | None, targets: CachedTargets | DenseTargets | Non
     if targets is not None:
         if count is not None and count != targets.count:
             raise JoulelabError(
-                f"the batch trains {count} tokens, and the teacher's targets have {targets.count} positions",
+                f"the batch trains {count} tokens, but the teacher's targets have {targets.count} positions",
                 "look up the documents of this batch in the cache",
             )
         return targets.count

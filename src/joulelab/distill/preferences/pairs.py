@@ -33,7 +33,7 @@ from joulelab.meter.figures import Frozen
 Score = float | None
 """Higher is better; None: the answer could not be judged."""
 Ids = NDArray[np.int64]
-_REMAKE_HINT = "make the pairs again"
+_REMAKE_HINT = "rebuild the pairs"
 
 
 # candidates, and the pairs chosen from them

@@ -239,7 +239,7 @@ def _attention_mask(model: nn.Module, visible_B1TT: Tensor) -> Tensor:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if window and window < visible_B1TT.shape[-1]:
         raise ConfigError(
-            f"rows have {visible_B1TT.shape[-1]} tokens, and the model's sliding window sees {window}: the mask of a "
+            f"rows have {visible_B1TT.shape[-1]} tokens, but the model's sliding window sees {window}: the mask of a "
             "shared prompt would ignore the window",
             _SEPARATE_ROWS,
         )

@@ -55,7 +55,7 @@ class PrepareSpec(RunSpec):
     def preflight(self) -> None:
         self.require_packages()
         if self.target.exists() and not self.force:
-            raise ConfigError(f"{self.target} already exists", "--force replaces it; or name another")
+            raise ConfigError(f"{self.target} already exists", "pass --force to replace it, or choose another path")
 
 
 class DumpSpec(PrepareSpec):

@@ -57,7 +57,7 @@ class SquadData(Section):
             raise ValueError(
                 f"next to a question of max_query_length={self.max_query_length} a window of max_seq_length="
                 f"{self.max_seq_length} has room for {room} tokens of the paragraph; with doc_stride={self.doc_stride} "
-                "some would be in no window"
+                "some tokens would be in no window"
             )
         return self
 

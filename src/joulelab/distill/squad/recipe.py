@@ -178,7 +178,7 @@ class SquadRecipe:
         exact, f1 = results["exact_match"], results["f1"]
         if self.spec.data.is_own and not exact.successes:
             self.runner.run.warn(
-                f"the {role} answers none of {exact.trials} held-out questions: it has learned nothing"
+                f"the {role} answers 0 of {exact.trials} held-out questions correctly: it has learned nothing"
             )
         self.runner.run.progress.write(
             f"{role}: exact match {100 * exact.value:.1f} %, F1 {100 * f1.value:.1f} % on {exact.trials} questions"

@@ -387,7 +387,7 @@ REFORMER = ZooEntry(
     task="masked LM",
     item="sequence",
     about="encoder with hashed attention and reversible layers; base is transformers' default of 6 M parameters over "
-    "320 ids, as milabench runs it; the published checkpoints (enwik8) are causal and serve here by their size alone",
+    "320 ids, as milabench runs it; the published checkpoints (enwik8) are causal, so only their size is used",
     architecture="ReformerForMaskedLM",
     sizes={
         # no padding id, because rows are not padded: with one, every forward pass would synchronize with the GPU to

@@ -77,7 +77,7 @@ def _require_fit(rows: Sequence[list[int]], most: int, what: str, name: str) -> 
 def _require_no_image_token(rows: Sequence[list[int]], image_id: int, name: str) -> None:
     if any(image_id in row for row in rows):
         raise ConfigError(
-            f"a text of {name} holds the token that stands for the image ({image_id})",
+            f"a text of {name} contains the token that represents the image ({image_id})",
             "remove markers such as <image>: the image is inserted before the question",
         )
 
