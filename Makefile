@@ -13,7 +13,7 @@ help:
 	@echo "make demo       set up and run the demo: a measured comparison in about five minutes"
 	@echo "make test       set up and run the tests"
 	@echo "make test-base  run the tests that need no torch, for example with VENV=.venv-3.14 PYTHON=python3.14"
-	@echo "make test-slow  run the tests that take minutes: simulations and audits"
+	@echo "make test-slow  run the tests that take minutes: simulations, audits, a real Slurm"
 	@echo "make attack     kill runs and mutate inputs: 10,500 tries in about two hours, can be continued"
 	@echo "make check      run tests, lint, types and the import contract"
 	@echo "make docs       build the documentation site: site/index.html"
@@ -34,9 +34,9 @@ test: $(COMPILED)
 test-base: $(BASE_READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/stats tests/meter tests/runs tests/report tests/cli
 
-# Simulations and audits that take minutes.
+# Tests that take minutes: simulations, audits, a real Slurm, the journeys of the documentation.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 # Prints a table of faults, tries and losses. Finished tries are kept in .attack.json, so a second call continues.
 attack: $(READY)

@@ -19,6 +19,7 @@ SMALL = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_group_resumes_the_members_that_are_missing(tmp_path):
     """The group is ended while its second member trains; what was done stays, the rest is run."""
     store = tmp_path / "runs"

@@ -89,6 +89,7 @@ def test_of_two_resumes_one_works_and_one_is_billed(tmp_path, spec, offset_s):
     assert (record.status, [attempt.number for attempt in record.attempts]) == ("done", [1, 2])
 
 
+@pytest.mark.slow
 def test_two_starts_in_one_chosen_folder_and_a_member_of_a_group(tmp_path, spec):
     chosen = random.Random(3)
     for number in range(3):

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from commands import joulelab, joulelab_here, shown
 
 MODEL = Path(__file__).parent / "perceptron.py"
@@ -17,6 +18,7 @@ def sweep(tmp_path, *words):
     return joulelab("sweep", *words, "--runs-dir", tmp_path / "runs", timeout=300)
 
 
+@pytest.mark.slow
 def test_every_combination_runs_once_a_repeat_and_the_table_has_intervals(tmp_path):
     words = ["--batch_size", "4,8", "--repeats", "2", "--max_steps", "20", "--estimate-cpu"]
     done = sweep(tmp_path, "train", MODEL, *words)
@@ -41,6 +43,7 @@ def test_every_combination_runs_once_a_repeat_and_the_table_has_intervals(tmp_pa
     assert "[1/4]" not in again.stderr, "what is done is not run again"
 
 
+@pytest.mark.slow
 def test_a_failed_member_is_reported_and_the_others_still_run(tmp_path):
     done = sweep(tmp_path, "train", MODEL, "--learning_rate", "1e30,1e-3", "--max_steps", "5")
     assert done.returncode == 1
@@ -57,6 +60,7 @@ def test_a_failed_member_is_reported_and_the_others_still_run(tmp_path):
     assert "[2/2]" not in again.stderr
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_member_that_runs_and_the_sweep_resumes(tmp_path):
     words = ["train", MODEL, "--repeats", "1", "--max_time_minutes", "0.05", "--runs-dir", tmp_path / "runs"]
     run = subprocess.Popen(

@@ -18,7 +18,7 @@ from tiny_reviews import settings, write_encoder, write_reviews
 
 from joulelab.report.tables.run_tables import node_grids
 
-pytestmark = pytest.mark.skipif(why_not_here() is not None, reason=why_not_here() or "")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not_here() is not None, reason=why_not_here() or "")]
 
 LIMITED_STEPS = 600
 

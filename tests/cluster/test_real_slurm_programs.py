@@ -13,7 +13,7 @@ import pytest
 from slurm_cluster import why_not_here
 from slurm_lab import PATIENCE_S, SLOW_MODEL
 
-pytestmark = pytest.mark.skipif(why_not_here() is not None, reason=why_not_here() or "")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not_here() is not None, reason=why_not_here() or "")]
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 PAGE = Path(__file__).parent.parent.parent / "docs" / "slurm.md"

@@ -13,7 +13,7 @@ from lm_tiny import write_teacher, write_text
 from slurm_cluster import why_not_here
 from tiny_reviews import settings, write_encoder, write_reviews
 
-pytestmark = pytest.mark.skipif(why_not_here() is not None, reason=why_not_here() or "")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not_here() is not None, reason=why_not_here() or "")]
 
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts" / "slurm"
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"

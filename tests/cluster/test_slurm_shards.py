@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from slurm_cluster import why_not_here
 
-pytestmark = pytest.mark.skipif(why_not_here() is not None, reason=why_not_here() or "")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not_here() is not None, reason=why_not_here() or "")]
 
 
 @pytest.fixture(scope="module")

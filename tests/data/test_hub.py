@@ -181,6 +181,7 @@ def test_a_changed_teacher_on_the_hub_is_asked_again_and_the_same_one_is_reused(
     assert manifest["teacher_sha256"].startswith("birds/teacher@")
 
 
+@pytest.mark.slow
 def test_offline_a_name_is_the_commit_in_the_cache_and_an_unknown_revision_lists_the_known_ones(
     model_hub, two_teachers, tmp_path
 ):
@@ -202,6 +203,7 @@ def test_offline_a_name_is_the_commit_in_the_cache_and_an_unknown_revision_lists
     assert len(list((tmp_path / "runs").glob("kd-*"))) == 2  # refused names leave no run
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_commit_that_it_started_with(model_hub, two_teachers, tmp_path):
     assert run_commands([kd("birds/teacher", two_teachers)], tmp_path, model_hub) == [[0, "None"]]
     (run,) = (tmp_path / "runs").glob("kd-*")

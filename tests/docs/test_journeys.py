@@ -38,13 +38,9 @@ def test_a_journey_has_at_most_three_commands_and_a_number(title: str) -> None:
     assert any(NUMBER.search(block.text) for block in blocks if block.language == "text")
 
 
-def marked(title: str) -> object:
-    """Seven trainings take minutes; CI runs them with the slow tests."""
-    return pytest.param(title, marks=pytest.mark.slow if title.startswith("An author") else ())
-
-
+@pytest.mark.slow
 @pytest.mark.samples
-@pytest.mark.parametrize("title", [marked(title) for title in JOURNEYS if title != CLUSTER])
+@pytest.mark.parametrize("title", [title for title in JOURNEYS if title != CLUSTER])
 def test_the_commands_run_as_printed_and_print_a_number(title: str, tmp_path: Path) -> None:
     printed = ""
     for block in blocks_of_text(SECTIONS[title]):
