@@ -90,9 +90,9 @@ class LabeledSource(OwnSplits):
     train_size: Size = 1500
     """Texts to train on: a number, a share (0.1 or 10 %) or `all`, which is the default for your own data."""
     validation_size: Size = 300
-    """Texts for choices made during development, likewise; not used for reported quality."""
+    """Texts for choices made during development, in the same form; not used for reported quality."""
     test_size: Size = 1000
-    """Held-out texts on which quality is reported, likewise."""
+    """Held-out texts on which quality is reported, in the same form."""
 
     @property
     def sizes(self) -> dict[SplitName, int | float | str]:

@@ -18,7 +18,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 class DistillSpec(TrainingRunSpec):
-    """A run that prepares data, asks or trains a teacher, trains a student and evaluates it.
+    """A run that prepares data, runs or trains a teacher, trains a student and evaluates it.
 
     A pipeline adds the sections `data`, `teacher`, `student`, `distill` and `training`.
     """

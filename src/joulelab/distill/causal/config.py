@@ -110,7 +110,7 @@ class Generation(Section):
     prompt_tokens: int = Field(256, ge=1)
     """Maximum tokens of a prompt: longer prompts are skipped; a plain text is truncated to this length."""
     answer: GenerationSettings = GenerationSettings()
-    """How answers are decoded; `n` answers per prompt. It has its own seed, so that all students share the answers."""
+    """How answers are decoded; `n` answers per prompt. Its own seed lets all students share the answers."""
     engine: str = "transformers"
     """Generation engine in this process: `transformers`, or the engine of an installed package."""
     cache: CacheKind = "auto"
@@ -273,7 +273,7 @@ class CausalTeacher(Section):
     batch_size: int = Field(8, ge=1)
     """Rows or prompts per batch."""
     server: str | None = None
-    """Address of an OpenAI-compatible server that generates in its place, for example http://localhost:8000/v1. Its
+    """Address of an OpenAI-compatible server that generates instead, for example http://localhost:8000/v1. Its
     energy is measured if it runs on this machine, and reported as missing otherwise. The environment variable
     JOULELAB_SERVER_KEY holds its API key, if it needs one."""
 

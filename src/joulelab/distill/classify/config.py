@@ -44,9 +44,9 @@ class ImageData(Section):
     """Images to train on: a split or a slice of it, or a folder with one folder per class; all of `train` of your own
     images unless a slice is named."""
     validation: str = "validation[:500]"
-    """Images evaluated after every epoch, likewise; held out from `train` where `source` has no such folder."""
+    """Images evaluated after every epoch, in the same form; held out from `train` where `source` has no such folder."""
     test: str = "test[:1000]"
-    """Held-out images on which quality is reported, likewise."""
+    """Held-out images on which quality is reported, in the same form."""
 
     @model_validator(mode="before")
     @classmethod
@@ -151,7 +151,7 @@ class DistillConfig(LabelsAndTeacherSection):
     t_layer: int | str = -2
     """Teacher's hidden state for features and relations: an index (-1 the last layer's), or a layer's name."""
     s_layer: int | str = -2
-    """Student's hidden state, likewise."""
+    """Student's hidden state, in the same form."""
     feat_pool: Literal["cls", "mean"] = "mean"
     """One vector per text: the first token's, or the mean over its tokens."""
     feat_ln: bool = False

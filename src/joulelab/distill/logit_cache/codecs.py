@@ -66,7 +66,7 @@ def get_codec(name: str) -> Codec:
         )
     draws, hybrid, top = (int(match[group] or 0) for group in ("draws", "hybrid", "top"))
     if match["draws"] and not 1 <= draws <= MAX_DRAWS:
-        raise ConfigError(f"{name}: {draws} draws; expected 1 to {MAX_DRAWS}, which fit into 6 bits", "use rs50")
+        raise ConfigError(f"{name}: {draws} samples; expected 1 to {MAX_DRAWS}, the range of 6 bits", "use rs50")
     if (match["hybrid"] or match["top"]) and hybrid + top < 1:
         raise ConfigError(f"{name} stores no token; expected at least 1", "use hybrid32 or topk50-ghost")
     if hybrid:

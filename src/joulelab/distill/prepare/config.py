@@ -59,7 +59,7 @@ class PrepareSpec(RunSpec):
 
 
 class DumpSpec(PrepareSpec):
-    """A corpus to a file with one document per line."""
+    """Write a corpus to a file with one document per line."""
 
     paths = ("dump_file",)
     pipeline: Literal["prepare-dump"] = "prepare-dump"
@@ -90,7 +90,7 @@ class DumpSpec(PrepareSpec):
 
 
 class BinarizeSpec(PrepareSpec):
-    """A dump to a store of ids."""
+    """Tokenize a dump into a token store."""
 
     paths = ("file_path", "dump_file")
     pipeline: Literal["prepare-binarize"] = "prepare-binarize"
@@ -119,7 +119,7 @@ class BinarizeSpec(PrepareSpec):
 
 
 class TokenCountsSpec(PrepareSpec):
-    """Occurrences of each id in a store."""
+    """Count the occurrences of each id in a token store."""
 
     paths = ("data_file", "token_counts_dump")
     pipeline: Literal["prepare-token-counts"] = "prepare-token-counts"
@@ -145,7 +145,7 @@ class TokenCountsSpec(PrepareSpec):
 
 
 class ExtractStudentSpec(PrepareSpec):
-    """A student from a teacher's layers."""
+    """Extract a student from a teacher's layers."""
 
     paths = ("dump_checkpoint",)
     pipeline: Literal["prepare-extract-student"] = "prepare-extract-student"
@@ -173,7 +173,7 @@ class ExtractStudentSpec(PrepareSpec):
 
 
 class PrepareReviewsSpec(PrepareSpec):
-    """Labeled reviews to tokenized splits that any framework reads."""
+    """Tokenize labeled reviews into splits that any framework can read."""
 
     paths = ("out_dir",)
     pipeline: Literal["prepare-reviews"] = "prepare-reviews"
