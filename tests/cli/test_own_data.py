@@ -134,7 +134,7 @@ def test_new_compare_lists_missing_data_and_missing_teacher(folder):
 
 def test_a_mistyped_path_is_a_missing_file_and_no_name_of_the_hub(folder):
     done = joulelab_here("new", "compare", "z.yaml", "--data", "my-bert/nope", "--teacher", "my-bert/none")
-    assert done.returncode == 2 and "hub, and" not in done.stderr and "downloaded" not in done.stderr
+    assert done.returncode == 2 and "on the hub" not in done.stderr and "downloaded" not in done.stderr
     for name in ("nope", "none"):
         assert f"there is no file or folder {folder / 'my-bert' / name}" in done.stderr
 

@@ -191,7 +191,7 @@ def test_new_compare_writes_a_group_that_runs(tmp_path, monkeypatch):
     text = (tmp_path / "my.yaml").read_text()
     assert 'text_column: "body"' in text and 'label_column: "kind"  # 2 classes' in text and "layers: [0]" in text
     again = joulelab_here(*command)
-    assert again.returncode == 2 and "my.yaml exists already" in again.stderr
+    assert again.returncode == 2 and "my.yaml already exists" in again.stderr
     shown_settings = joulelab_here("run", "my.yaml", "--dry-run")
     assert shown_settings.returncode == 0, shown_settings.stderr
     ran = joulelab_here("run", "my.yaml", *QUICK, "training.epochs=1", "teacher.training.epochs=1")

@@ -110,7 +110,7 @@ def test_estimates_answer_only_where_all_are_of_one_kind_and_no_one_else_used_th
     (found,) = pairs(estimated(0.1, lineage=spent), teacher, None)
     assert found.found.breaks_even
     (found,) = pairs(estimated(0.1, lineage=lineage(5000.0)), teacher, None)
-    assert found.answer.startswith("unknown: of distillation and inference, one is measured")
+    assert found.answer.startswith("unknown: either the distillation or the inference energy is measured")
     (found,) = pairs(estimated(0.1, cores=1.3, lineage=spent), teacher, None)
     assert found.answer == "unknown: CPU contention"
 

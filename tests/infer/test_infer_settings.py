@@ -68,7 +68,7 @@ def test_a_sample_needs_no_prefix_and_text_has_128_tokens():
         ("deit-t", {"batch_size": "1,8,1"}, "--batch-size: 1 is listed twice"),
         ("deit-t", {"mode": "eager,eager"}, "--mode: eager is listed twice"),
         ("smollm2", {"generate": True, "seq_length": "32"}, "prompt_tokens and new_tokens"),
-        ("deit-t", {"batch_size": ","}, "',' names nothing"),
+        ("deit-t", {"batch_size": ","}, "',' contains no value"),
         ("deit-t", {"overrides": ["dtypes=[]"]}, "at least one value is required"),
         ("deit-t", {"overrides": ["prompt_tokens=9"]}, "requires --generate"),
     ],

@@ -101,7 +101,7 @@ def test_where_both_were_killed_the_next_process_restores_it_and_reports_it(capp
     assert seen == [350.0], "the cap holds in the resumed attempt"
     assert sim.limit_w() == 700.0
     assert paths.saved_power_limits() == []
-    assert any("set back from 350 to 700 W" in note.text for note in record.validity.notes)
+    assert any("restored from 350 to 700 W" in note.text for note in record.validity.notes)
 
 
 def test_a_resume_right_after_the_kill_keeps_its_cap(capped, monkeypatch):

@@ -207,7 +207,7 @@ def test_a_page_of_one_run_mentions_no_ratios_and_one_point_no_front(made, tmp_p
     assert not any("cancels in ratios" in text for text in run_sentences(record))
     assert "CPU contention: other processes used 1.2 of 2 CPU cores" in run_sentences(made.with_contention(record))[1]
     group = made.write_group(tmp_path, [record])
-    assert "Dashed: the Pareto front" not in without_library(write_report(group))
+    assert "Dashed: Pareto front" not in without_library(write_report(group))
 
 
 def test_a_short_value_of_a_tile_is_on_one_line(made, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_resumed_run_reports_why_something_is_made_again(play):
         play(made_from(1))
     assert messages == []
     play.again(made_from(2))
-    assert messages == ["Making data again: the code or its inputs have changed since"]
+    assert messages == ["Recreating data: the code or its inputs have changed"]
 
 
 def test_an_older_one_that_is_whole_is_taken_instead_of_a_damaged_one(play):

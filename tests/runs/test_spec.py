@@ -193,7 +193,7 @@ def test_a_setting_is_found_in_whichever_pipeline_has_it():
     rank = explained("student.lora.rank")
     assert "kd" in rank.pipelines and rank.rows[0].takes == "whole number, at least 1"
     lora = explained("student.lora", "kd").rows
-    assert lora[0].takes == "section or nothing" and len(lora) > 1
+    assert lora[0].takes == "section or null" and len(lora) > 1
     rate = explained("training.learning_rate")
     assert set(rate.pipelines) & {"kd", "classify"} and set(rate.otherwise).isdisjoint(rate.pipelines)
     assert {"kd", "classify", "train"} <= {*rate.pipelines, *rate.otherwise}

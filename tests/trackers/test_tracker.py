@@ -207,7 +207,7 @@ def test_wandb_follows_the_settings_then_the_variables_then_the_login(
 
 @pytest.mark.parametrize(
     ("trackers", "message"),
-    [({"wandb": {"projct": "a"}}, "project"), ({"mlflow": {"project": "a"}}, "only wandb has any")],
+    [({"wandb": {"projct": "a"}}, "project"), ({"mlflow": {"project": "a"}}, "only wandb accepts settings")],
 )
 def test_unknown_settings_of_trackers_are_refused(trackers, message):
     with pytest.raises(ConfigError) as refused:

@@ -26,7 +26,7 @@ def pack(
         bool, typer.Option("--artifacts", help="Include the artifacts of the runs (weights are large).")
     ] = False,
     redact: Annotated[
-        bool, typer.Option("--redact", help="Replace what looks like a secret instead of refusing it.")
+        bool, typer.Option("--redact", help="Redact text that looks like a secret instead of refusing to pack it.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing archive.")] = False,
     runs_dir: RunsDir = None,
@@ -34,8 +34,8 @@ def pack(
 ) -> None:
     """Pack runs into an archive: records, traces, marks, settings, environment, report, and SHA256SUMS.
 
-    The archive is reproducible byte for byte. If a file contains what looks like a secret, nothing is packed and the
-    place is named; with --redact it is replaced in the archive, and the redactions are listed.
+    The archive is reproducible byte for byte. If a file contains text that looks like a secret, nothing is packed and
+    the place is printed; with --redact the text is replaced in the archive, and the redactions are listed.
     `joulelab unpack --verify` opens the archive and recomputes every figure from traces and marks.
 
     Example: joulelab pack demo-20260101T120000Z-ab12 -o demo.tar.gz
@@ -71,7 +71,9 @@ def write_missing_reports(folders: list[Path]) -> None:
 
     lacking = [folder for folder in folders if not (folder / "report.html").exists()]
     if lacking and lookup.absent_packages(*lookup.EXTRAS["report"]):
-        note(f"packed without report.html of {plural(len(lacking), 'run')}; to add it: {lookup.install_hint('report')}")
+        note(
+            f"packed without report.html for {plural(len(lacking), 'run')}; to add it: {lookup.install_hint('report')}"
+        )
         return
     for folder in lacking:
         from joulelab.report.page import write_report
@@ -266,7 +268,7 @@ def export(
         if record.status in ("queued", "running"):
             raise UsageError(
                 f"{folder.name} is not finished (status {record.status})",
-                f"wait until it is; to log to {to} during a run: joulelab run ... trackers=[{to}]",
+                f"wait until it is finished; to log to {to} during a run: joulelab run ... trackers=[{to}]",
             )
     for folder, record in found:
         with redirect_stdout(sys.stderr):  # trackers print to stdout

@@ -39,13 +39,14 @@ def runs(
         bool, typer.Option("--compact", help="Convert traces of finished runs to Parquet instead of listing.")
     ] = False,
     prune: Annotated[
-        bool, typer.Option("--prune", help="List what crashes left in the store, and remove it after asking.")
+        bool,
+        typer.Option("--prune", help="List files that crashes left in the store, and remove them after confirmation."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --prune: remove without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --prune: remove without confirmation.")] = False,
 ) -> None:
     """List the runs of the store, oldest first, with quality, energy and time; the newest that fit on a screen.
 
-    -v lists all runs and the groups, -q the ids alone.
+    -v lists all runs and the groups, -q only the ids.
 
     The list is read from index.sqlite in the store, which is updated first and can be deleted at any time.
     For anything beyond a list use `joulelab query`.
@@ -180,7 +181,7 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="Run or group: id, its start or end, directory, quoted pattern, or `last`.",
+            help="Run or group: id (or its start or end), directory, quoted pattern, or `last`.",
             autocompletion=complete_runs,
         ),
     ],
@@ -338,11 +339,13 @@ def show_sweep(sweep: Sweep, folder: Path, as_json: bool) -> None:
 
 
 def query(
-    sql: Annotated[str | None, typer.Argument(metavar="SQL", help="One SELECT in DuckDB's dialect.")] = None,
+    sql: Annotated[
+        str | None, typer.Argument(metavar="SQL", help="One SELECT statement in DuckDB's SQL dialect.")
+    ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the tables and their columns.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the result as CSV on stdout.")] = False,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", min=0.01, metavar="S", help="Stop a query that takes longer.")
+        float, typer.Option("--time-limit", min=0.01, metavar="S", help="Stop the query after S seconds.")
     ] = 300.0,
     as_json: AsJson = False,
     runs_dir: RunsDir = None,

@@ -133,7 +133,7 @@ SCRIPTS = (
         "000",
         ("generate_dataset.py",),
         'joulelab prepare dump oscar:unshuffled_deduplicated_en --split "train[:10%]" --dump_file data/dump.txt',
-        note="the original takes a tenth of OSCAR; a file or folder of texts in its place works without the hub",
+        note="the original takes a tenth of OSCAR; a file or folder of texts also works, without the hub",
     ),
     OldScript(
         "000",
@@ -173,7 +173,7 @@ SCRIPTS = (
         {
             "--force": _RUN_FOLDER,
             "--initializer_range": "random weights have the range of the student's configuration",
-            "--fp16_opt_level": "of NVIDIA's apex; training.precision is torch's own mixed precision",
+            "--fp16_opt_level": "an option of NVIDIA Apex; training.precision uses PyTorch's mixed precision",
             "--n_gpu": "several GPUs: torchrun --nproc-per-node N -m joulelab run ...",
             "--local_rank": "torchrun sets it",
         },
@@ -186,15 +186,15 @@ SCRIPTS = (
         _SQUAD,
         {"--version_2_with_negative": "data.version_2=true", "--fp16": "training.precision=fp16"},
         {
-            "--model_type": "the folder or hub id of the model states it",
-            "--teacher_type": "the folder or hub id of the model states it",
+            "--model_type": "determined by the model's folder or hub id",
+            "--teacher_type": "determined by the model's folder or hub id",
             "--do_train": "training and evaluation are stages of every run",
             "--do_eval": "training and evaluation are stages of every run",
-            "--do_lower_case": "the tokenizer states it",
+            "--do_lower_case": "determined by the tokenizer",
             "--overwrite_output_dir": _RUN_FOLDER,
             "--overwrite_cache": "artifacts are reused only if their inputs are the same",
             "--evaluate_during_training": "quality is measured after training; training.evaluate_every_steps adds more",
-            "--warmup_steps": "training.warmup_share is a share of all steps",
+            "--warmup_steps": "training.warmup_share is a fraction of all steps",
             "--threads": "tokenization uses all cores",
         },
         (
@@ -264,11 +264,11 @@ DOCUMENTS = {
 def compat(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[OLD COMMAND]", help="A command of one of the original systems, as it was typed."),
+        typer.Argument(metavar="[OLD COMMAND]", help="A command of one of the original systems, with its flags."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the command that replaces one of the original systems'; without a command, list all of them.
+    """Print the joulelab command that replaces a command of an original system; without an argument, list all.
 
     Examples:
 

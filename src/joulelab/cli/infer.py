@@ -110,7 +110,9 @@ def infer(
     ] = None,
     target_ci: Annotated[
         str | None,
-        _option(_MODEL, "PERCENT", "Measure until the energy interval is this narrow: 2%.", "--target-ci"),
+        _option(
+            _MODEL, "PERCENT", "Measure until the interval of the energy is this narrow, for example 2%.", "--target-ci"
+        ),
     ] = None,
     max_time: Annotated[
         float | None,
@@ -153,7 +155,7 @@ def infer(
         int | None, _option(_TEXT, "N", "Length of random prompts in tokens (default: 256).", "--prompt-tokens")
     ] = None,
     new_tokens: Annotated[
-        int | None, _option(_TEXT, "N", "Tokens of every response (default: 128).", "--new-tokens")
+        int | None, _option(_TEXT, "N", "Tokens per response (default: 128).", "--new-tokens")
     ] = None,
     against: Annotated[
         list[str] | None,
@@ -176,7 +178,9 @@ def infer(
             "--idle-from",
         ),
     ] = None,
-    time_zone: Annotated[str | None, _option(_LOG, "ZONE", "Zone of timestamps without offset.", "--time-zone")] = None,
+    time_zone: Annotated[
+        str | None, _option(_LOG, "ZONE", "Time zone of timestamps without an offset.", "--time-zone")
+    ] = None,
     period: Annotated[float | None, _option(_LOG, "S", "Seconds between readings.", "--period")] = None,
     dry_run: DryRun = False,
     require: Require = None,

@@ -29,7 +29,7 @@ def import_log(
     ] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Only print; create no run.")] = False,
     one_run: Annotated[
-        bool, typer.Option("--one-run", help="Make one run with all stages of all paths, instead of a run each.")
+        bool, typer.Option("--one-run", help="Create one run with all stages of all paths instead of one run per path.")
     ] = False,
     interpolate_gaps: Annotated[
         bool,
@@ -39,7 +39,9 @@ def import_log(
     ] = False,
     time_zone: Annotated[
         str | None,
-        typer.Option("--time-zone", metavar="ZONE", help="Zone of timestamps without offset: Europe/Berlin, +02:00."),
+        typer.Option(
+            "--time-zone", metavar="ZONE", help="Time zone of timestamps without an offset: Europe/Berlin, +02:00."
+        ),
     ] = None,
     period: Annotated[
         float | None, typer.Option("--period", metavar="S", help="Seconds between readings without timestamps.")
@@ -59,7 +61,7 @@ def import_log(
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make runs from logs of other tools and print their energy.
+    """Import logs of other tools as runs and print their energy.
 
     Reads JSONL of `joulelab monitor`, of earlier monitors and with nested GPUs, `nvidia-smi dmon` text, `nvidia-smi
     --query-gpu` CSV, CSV with power columns (power_log.csv, per-step tables), CodeCarbon's files, and stage JSON,
@@ -106,7 +108,7 @@ def import_log(
         for folder, line in answers:
             print(f"run {folder}: {line}")
         if not no_run and not answers:
-            note("no run was created: nothing here has both a duration and an energy")
+            note("no run was created: no entry has both a duration and an energy")
     if out is not None and read[0].power is not None:
         from joulelab.meter.importers.convert import write_trace
 
@@ -155,7 +157,11 @@ def _read(
         return _of_power(log, path, runs, idle, idle_watts, latency_ms, interpolate_gaps, is_run)
     given = {"--idle": idle, "--idle-watts": idle_watts, "--latency-ms": latency_ms, "--out": out}
     for option in (flag for flag, value in given.items() if value is not None):
-        whose = "CodeCarbon's file has only totals of whole runs" if isinstance(log, CodeCarbonLog) else "totals only"
+        whose = (
+            "CodeCarbon's file has only totals of whole runs"
+            if isinstance(log, CodeCarbonLog)
+            else "stage records have only totals"
+        )
         raise UsageError(f"{option} needs power over time; {whose}")
     if isinstance(log, CodeCarbonLog):
         from dataclasses import asdict
@@ -196,7 +202,7 @@ def _of_power(
         require_inference(log, rows)
     sentences = log_sentences(log, rows)
     if is_run:
-        sentences.append("This folder is a run already; no other run is created.")
+        sentences.append("This folder is already a run; no new run is created.")
     data = {"file": str(path), **summary_data(log, rows)}
     if not any(row.energy.duration_s for row in rows):  # one reading has no time, and so no energy
         runs = []
@@ -273,7 +279,7 @@ def plot(
     formats: Annotated[str, typer.Option("--format", help="png, svg, or both.")] = "png,svg",
     x: Annotated[Literal["elapsed", "wall"], typer.Option("--x", help="Elapsed time or time of day.")] = "elapsed",
     time_zone: Annotated[
-        str | None, typer.Option("--time-zone", metavar="ZONE", help="Time zone of timestamps without offset.")
+        str | None, typer.Option("--time-zone", metavar="ZONE", help="Time zone of timestamps without an offset.")
     ] = None,
     period: Annotated[
         float | None, typer.Option("--period", metavar="S", help="Seconds between readings without timestamps.")

@@ -90,11 +90,11 @@ add(MEASURE, "measure", measure.measure, "Measure the energy of any program.", a
 add(MEASURE, "doctor", machine.doctor, "Check which sensors work here and how to fix the others.")
 add(MEASURE, "prerun", machine.prerun, "Check the machine before a long run: idle, load, idle.")
 add(MEASURE, "monitor", monitor.monitor, "Log power, memory and utilization of GPUs and CPU.")
-add(MEASURE, "import", logs.import_log, "Make runs from logs of other tools.")
+add(MEASURE, "import", logs.import_log, "Import logs of other tools as runs.")
 add(MEASURE, "plot", logs.plot, "Plot power, utilization and memory of a log or run.")
 
 RUN = "Train, distill and serve"
-add_several(RUN, "new", new.app, "Write a file to start from: a comparison on your own data.")
+add_several(RUN, "new", new.app, "Write a starter file for a comparison on your own data.")
 add(RUN, "demo", run.demo, "Distill a student three ways; compare energy and accuracy.")
 add(RUN, "run", run.run, "Run an experiment and report the energy of every stage.")
 add(RUN, "train", train.train, "Train a zoo model and report its energy.")
@@ -134,7 +134,7 @@ add(
     LOOK_UP,
     "compat",
     compat.compat,
-    "Print the command that replaces one of an original system.",
+    "Print the replacement for a command of an original system.",
     ignore_unknown_options=True,
     allow_interspersed_args=False,
 )

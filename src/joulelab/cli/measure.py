@@ -64,8 +64,8 @@ def measure(
         bool,
         typer.Option(
             "--estimate-cpu",
-            help="Estimate CPU energy from CPU time also where sensors work (reported separately, never added to the "
-            "total). Where no sensor works it is the default.",
+            help="Estimate CPU energy from CPU time even if sensors work (reported separately, never added to the "
+            "total). This is the default if no sensor works.",
         ),
     ] = False,
     scope: Annotated[
@@ -107,7 +107,7 @@ def measure(
         typer.Option(
             "--run-dir",
             metavar="DIR",
-            help="Run directory (default: a new one in the store). A run that `joulelab submit` queued there starts.",
+            help="Run directory (default: a new one in the store). If `joulelab submit` queued a run there, start it.",
             show_default=False,
         ),
     ] = None,

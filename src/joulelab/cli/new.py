@@ -23,12 +23,12 @@ from joulelab.errors import ConfigError, UsageError, refuse_all
 if TYPE_CHECKING:
     from joulelab.data.text import Columns
 
-app = typer.Typer(no_args_is_help=True, help="Write a file to start from.")
+app = typer.Typer(no_args_is_help=True, help="Write a starter file.")
 
 
 @app.callback()
 def _new() -> None:
-    """Write a file to start from."""
+    """Write a starter file."""
 
 
 @app.command("compare", short_help="Write a commented group file that compares methods on your data.")
@@ -63,7 +63,7 @@ def compare(
     if file.suffix not in (".yaml", ".yml"):
         raise UsageError(f"{file} is not a YAML file", f"name it {file.with_suffix('.yaml')}")
     if file.exists():
-        raise UsageError(f"{file} exists already", "choose another name, or remove it first")
+        raise UsageError(f"{file} already exists", "choose another name, or remove it first")
     if not file.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {file.absolute().parent}", "create it first")
     text = group_text(file.name, data, teacher, student, seeds)
@@ -85,7 +85,7 @@ def group_text(name: str, data: str, teacher: str | None, student: str | None, s
     if large.is_causal:
         return _causal_group(name, data, large, student, seeds, found)
     if found.kind == "chats":
-        raise UsageError(f"{data} has conversations, and {teacher} is an encoder", "name a causal language model")
+        raise UsageError(f"{data} has conversations, but {teacher} is an encoder", "name a causal language model")
     if found.label is None:
         return _text_group(name, data, large, seeds)
     return _classify_group(name, data, large, small, seeds, found)
@@ -109,7 +109,9 @@ def _data_for(data: str, models: list[str], teacher: str | None) -> _Data:
     """The data, where they and the named models make a comparison."""
     found = _recognize(data)
     if found.kind == "images" and models:
-        raise UsageError(f"{data} is a folder of images; its networks are built from sizes", "omit --teacher")
+        raise UsageError(
+            f"{data} is a folder of images; image networks are built from sizes in the settings", "omit --teacher"
+        )
     if found.kind != "images" and not teacher:
         raise UsageError("no teacher was named", "--teacher MODEL: a folder, a GGUF file, a hub id or a sample")
     return found
@@ -123,7 +125,7 @@ def _recognize(data: str) -> _Data:
     place = sources.parse(data)
     if place.path is None:
         sources.refuse_missing_file(data)
-        raise UsageError(f"{data} is on the hub, and its columns are unknown here", "download it and name the folder")
+        raise UsageError(f"{data} is on the hub, so its columns cannot be detected", "download it and name the folder")
     if place.path.is_dir() and any(file.suffix.lower() in SUFFIXES for file in place.path.rglob("*")):
         return _Data("images")
     if place.path.suffix == ".json" and _is_squad(place.path):
@@ -272,11 +274,11 @@ data:
   test_size: all
   max_tokens: {min(tokens, 512)}  # longer texts are truncated
 teacher:
-  model: {_quoted(large.name)}  # fine-tuned here, in a measured stage; fine_tuned: FOLDER takes one as it is
+  model: {_quoted(large.name)}  # fine-tuned here, in a measured stage; or fine_tuned: FOLDER of a fine-tuned model
   training: {{epochs: 3, batch_size: 32, learning_rate: 5.0e-5}}
 student:
   model: {_quoted(small.name)}
-  layers: {layers}  # layers taken from it; a single number initializes so many randomly
+  layers: {layers}  # layers copied from it; a single number N initializes N layers randomly
 training: {{epochs: 3, batch_size: 32, learning_rate: 1.0e-4}}
 """
     others = [("demo-labels", seeds), ("demo-kd", seeds), ("demo-features", seeds)]

@@ -153,7 +153,7 @@ SeveralRuns = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN...",
-        help="Runs or groups: id, its start or end, directory, quoted pattern, or `last`.",
+        help="Runs or groups: id (or its start or end), directory, quoted pattern, or `last`.",
         autocompletion=complete_runs,
     ),
 ]
@@ -287,7 +287,9 @@ def read_trackers(text: str) -> list[str]:
 def read_names(text: str) -> list[str]:
     found = _names(text)
     if not found:
-        raise UsageError(f"'{text}' names nothing", "write at least one value, several with commas; or leave it out")
+        raise UsageError(
+            f"'{text}' contains no value", "write at least one value, several with commas; or leave it out"
+        )
     return found
 
 

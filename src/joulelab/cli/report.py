@@ -24,7 +24,7 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="RUN...",
-            help="Runs or groups: id, its start or end, directory, quoted pattern, or `last`.",
+            help="Runs or groups: id (or its start or end), directory, quoted pattern, or `last`.",
             autocompletion=complete_runs,
         ),
     ] = None,
@@ -83,7 +83,7 @@ def report(
     store = store_root(runs_dir)
     if whole_store:
         if names or baseline or quality or include_repeated:
-            raise UsageError("--store is about all runs of the store", "leave runs and comparison options out")
+            raise UsageError("--store covers all runs of the store", "leave runs and comparison options out")
         page, place = _store_page(store)
     elif names:
         page, place = _runs_page(store, names, baseline, quality, include_repeated)

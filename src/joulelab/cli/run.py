@@ -101,7 +101,7 @@ def run(
         Path | None,
         typer.Option(
             "--run-dir",
-            help="Run directory; if it contains this run, resume it. Artifacts are still searched in --runs-dir.",
+            help="Run directory; if it contains this run, resume it. Artifacts are still looked up in --runs-dir.",
             show_default=False,
         ),
     ] = None,

@@ -506,7 +506,7 @@ def require_files(request: SubmissionRequest, program: Sequence[str]) -> None:
         script = script_of(program)
         if script and not Path(script).exists() and not (_is_shell(program) and shutil.which(script)):
             raise NotFoundError(
-                f"{script}, which {program[0]} is to run, does not exist",
+                f"{script}, the script that {program[0]} would run, does not exist",
                 "the path is relative to the current directory; --no-check submits it anyway",
             )
     found = find_problems(spec.preflight for spec in request.specs)

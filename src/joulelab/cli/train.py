@@ -43,7 +43,8 @@ def train(
     ] = None,
     model_option: Annotated[str | None, _flag("MODEL", "Same as the argument MODEL.", "--model")] = None,
     size: Annotated[
-        str | None, _flag("SIZE", "Model size; every model has a `tiny` (default: the published size).", "--size")
+        str | None,
+        _flag("SIZE", "Model size; every model has the size `tiny` (default: the published size).", "--size"),
     ] = None,
     batch_size: Annotated[
         str | None, _flag("N", "Micro-batch size (default: the model size's).", "--batch_size", "--batch-size")

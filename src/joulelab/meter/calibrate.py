@@ -319,7 +319,7 @@ def calibrate_gpus(devices: list[Device], notes: list[str]) -> tuple[list[Device
             readings = record_card(pynvml, device.device.removeprefix("gpu:"))
             load = readings.load
             if not (load or "").startswith("torch"):
-                notes.append(f"{device.name}: no torch with a GPU, so it was read at rest only")
+                notes.append(f"{device.name}: no torch with GPU support, so only idle readings were taken")
             profiles.append(card_profile(device, readings))
     finally:
         pynvml.nvmlShutdown()

@@ -23,13 +23,13 @@ class EnergyConfig(BaseModel):
     sample_interval_s: float = Field(0.5, ge=0.02, le=60)
     """Seconds between readings of the counters; a killed run loses at most this much of its trace."""
     counter_interval_s: float = Field(1.0, ge=0.1, le=60)
-    """Seconds between readings of a GPU's energy counter, a slow call; longer where it would take 1 % of a core."""
+    """Seconds between readings of a GPU's energy counter, a slow call; longer if it would use 1 % of a core."""
     gpus: str = "auto"
     """`auto` (the GPUs this job was given), `none`, or UUIDs and positions among those GPUs, separated by commas."""
     rapl_root: str = "/sys/class/powercap"
     """Root of the kernel's RAPL tree, or of a copy of it."""
     node_shared: Literal["auto", "yes", "no"] = "auto"
-    """Whether other jobs run on this node, so that RAPL is left out of the total; `auto` asks Slurm's variables."""
+    """Whether other jobs share this node; then RAPL is not in the total. `auto` reads Slurm's variables."""
     estimate_cpu: bool | Literal["auto"] = "auto"
     """Estimate CPU energy from CPU time: `auto` only if no sensor works, `true` also next to sensors, `false` never."""
     estimate_machine: bool = False
@@ -51,13 +51,13 @@ class EnergyConfig(BaseModel):
     require_grade: Literal["none", "A", "B", "C"] = "none"
     """The lowest validity grade that is accepted; a run that does not reach it ends with exit code 4."""
     power_cap_w: float | None = Field(None, gt=0)
-    """Power limit for the job's GPUs during the run, if the driver permits it; null leaves the limits alone."""
+    """Power limit for the job's GPUs during the run, if the driver permits it; null leaves the limits unchanged."""
     grid: str = "none"
     """Electricity grid for CO2e: an ISO code (FR, DE, US), `EU`, `world`, or g/kWh as `56` or `40-60`."""
     price: str = "none"
     """Price of electricity per kWh, with or without a currency: `0.30`, `0.30 EUR` or `0.25-0.35 EUR`."""
     prometheus: str = ""
-    """Serve readings for Prometheus while recording, at `PORT` (of 127.0.0.1) or `HOST:PORT`; empty: do not."""
+    """Serve readings for Prometheus while recording, at `PORT` (of 127.0.0.1) or `HOST:PORT`; empty: disabled."""
     pue: float | None = Field(None, ge=1, le=5)
     """Power usage effectiveness of the data center; CO2e with it is reported separately. Null: not applied."""
 

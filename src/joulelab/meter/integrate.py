@@ -58,7 +58,7 @@ def node_energy(trace: Trace, windows: Sequence[Window]) -> EnergyFigure:
     """Energy by the node's or its modules' own meter, which contains all components; of several kinds the first."""
     meters = [series for series in trace.devices if series.component == "node"]
     if not meters:
-        return missing("the node has no meter of its own that can be read")
+        return missing("the node has no power meter that can be read")
 
     def kind(series: DeviceSeries) -> str:
         return series.device.rstrip("0123456789")  # a node has several modules, each with a number

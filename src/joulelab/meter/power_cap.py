@@ -86,11 +86,11 @@ def _restore(cap_mw: int, limits_mw: dict[str, int], nvml: Any) -> tuple[list[st
             if nvml.nvmlDeviceGetPowerManagementLimit(handle) == cap_mw != limit_mw:
                 nvml.nvmlDeviceSetPowerManagementLimit(handle, limit_mw)
                 messages.append(
-                    f"The power limit of {uuid} was set back from {cap_mw / 1000:g} to {limit_mw / 1000:g} W"
+                    f"The power limit of {uuid} was restored from {cap_mw / 1000:g} to {limit_mw / 1000:g} W"
                 )
         except nvml.NVMLError as error:
             by_hand = f"sudo nvidia-smi -i {uuid} -pl {limit_mw // 1000}"
-            messages.append(f"The power limit of {uuid} was not restored ({error}); by hand: {by_hand}")
+            messages.append(f"The power limit of {uuid} was not restored ({error}); restore it with: {by_hand}")
             complete = False
     with suppress(nvml.NVMLError):
         nvml.nvmlShutdown()

@@ -111,7 +111,7 @@ class Recorder:
 
         for text in restore_power_limits(Path(self._job.power_limits)):
             if reason == GONE:
-                text = f"{text}; the recorder did that, because the program was killed"
+                text = f"{text}; the recorder did this because the program was killed"
                 self._events.append({"kind": "warning", **clock.now().fields(), "text": text}, sync=True)
 
     def _serve_if_elected(self) -> None:

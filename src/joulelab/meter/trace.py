@@ -230,7 +230,7 @@ def _require_same(jsonl: Path, written: Iterator[Line], copied: Iterator[Line]) 
     for number, (line, copy) in enumerate(zip_longest(written, copied), 1):
         if line != copy and json.dumps(line, sort_keys=True) != json.dumps(copy, sort_keys=True):  # NaN is not itself
             raise JoulelabError(
-                f"{jsonl}: line {number} does not come back from Parquet as it was", "the JSONL stays; it is the trace"
+                f"{jsonl}: line {number} differs after conversion to Parquet", "the JSONL file is kept as the trace"
             )
 
 

@@ -72,7 +72,7 @@ class Ancestor(Frozen):
     def _possible(cls, energy: dict[str, EnergyFigure]) -> dict[str, EnergyFigure]:
         for component, figure in energy.items():
             if figure.energy_j is not None and not 0 <= figure.energy_j < math.inf:
-                raise ValueError(f"{component}: {figure.energy_j} J is no energy")
+                raise ValueError(f"{component}: {figure.energy_j} J is not a valid energy")
         return energy
 
 

@@ -359,7 +359,7 @@ class RunContext:
         """Explain why a resumed run does not reuse what an earlier attempt made."""
         bill = read_bill(self.paths.artifacts / name)
         if bill is not None and bill.key != key:
-            self.progress.write(f"Making {name} again: the code or its inputs have changed since")
+            self.progress.write(f"Recreating {name}: the code or its inputs have changed")
 
     def _is_intact(self, artifact: Artifact, opens: Opens | None = None) -> bool:
         damage = find_damage(artifact.folder, opens)

@@ -95,14 +95,18 @@ def commands(sensors: DiscoveredSensors) -> tuple[Command, ...]:
     python = "python3" if shutil.which("python3") else shlex.quote(sys.executable)
     program = f'{python} -c "sum(range(10**8))"'
     energy = "measured" if sensors.measured else "estimated"
-    found = [Command(command=f"joulelab measure -- {program}", purpose=f"a first program; its energy is {energy}")]
+    found = [
+        Command(command=f"joulelab measure -- {program}", purpose=f"measure a first program; its energy is {energy}")
+    ]
     if not sensors.measured:
         machine = f"joulelab measure --scope machine -- {program}"
         found.append(Command(command=machine, purpose="the same with an estimate of the whole machine"))
     for absent in sensors.missing:
         found += [Command(command=command, purpose=purpose) for command, purpose in absent.commands]
     if sensors.measured and load_profile() is None:
-        found.append(Command(command="joulelab doctor --calibrate", purpose="a profile of the sensors, once"))
+        found.append(
+            Command(command="joulelab doctor --calibrate", purpose="create a profile of the sensors (needed only once)")
+        )
     return tuple(found)
 
 

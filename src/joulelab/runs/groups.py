@@ -374,7 +374,7 @@ def _require_distinct(axes: Axes) -> None:
     for key, values in axes.items():
         if key == "seed":
             raise UsageError(
-                "seed cannot be an axis: repeats differ in their seed", "use --repeats N, and --seed for the first"
+                "seed cannot be an axis: repeats differ in their seed", "use --repeats N, and --seed for the first seed"
             )
         repeated = [value for number, value in enumerate(values) if value in values[:number]]
         if repeated:

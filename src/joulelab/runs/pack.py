@@ -172,7 +172,7 @@ def _about(runs: list[str], groups: list[str], redacted: dict[str, int]) -> list
         "groups": sorted(groups),
         "redacted": dict(sorted(redacted.items())),
     }
-    note = "What looked like a secret was replaced; MANIFEST.json lists the files." if redacted else ""
+    note = "Text that looked like a secret was replaced; MANIFEST.json lists the files." if redacted else ""
     readme = _README.format(version=__version__, redacted=note)
     return [Entry(MANIFEST, json.dumps(manifest, indent=2).encode() + b"\n"), Entry(README, readme.encode())]
 
@@ -256,10 +256,12 @@ def _extract(archive: Path, folder: Path) -> dict[str, str]:
             target = folder / _inner_path(archive, name)
             total += size
             if total > LARGEST_BYTES or len(sums) >= MOST_FILES:
-                raise UsageError(f"{archive} claims to hold {total} bytes in {len(sums)} files", "it is not opened")
+                raise UsageError(
+                    f"{archive} claims to contain {total} bytes in {len(sums)} files", "it was not unpacked"
+                )
             inner = target.relative_to(folder).as_posix()
             if inner in sums:
-                raise UsageError(f"{archive} holds {inner} twice", "it was not made by `joulelab pack`")
+                raise UsageError(f"{archive} contains {inner} twice", "it was not made by `joulelab pack`")
             target.parent.mkdir(parents=True, exist_ok=True)
             sums[inner] = _copy(content, target, size)
     except _DAMAGE as error:
@@ -294,7 +296,9 @@ def _members(archive: Path) -> Iterator[tuple[str, int, Any]]:
                 if entry.is_dir():
                     continue
                 if kind not in (0, stat.S_IFREG):
-                    raise UsageError(f"{archive} holds {entry.filename}, which is no plain file", "not opened")
+                    raise UsageError(
+                        f"{archive} contains {entry.filename}, which is not a regular file", "it was not unpacked"
+                    )
                 with opened.open(entry) as content:
                     yield entry.filename, entry.file_size, content
         return
@@ -303,7 +307,9 @@ def _members(archive: Path) -> Iterator[tuple[str, int, Any]]:
             if member.isdir():
                 continue
             if not member.isreg():
-                raise UsageError(f"{archive} holds {member.name}, which is no plain file", "it is not opened")
+                raise UsageError(
+                    f"{archive} contains {member.name}, which is not a regular file", "it was not unpacked"
+                )
             yield member.name, member.size, tar.extractfile(member)
 
 
@@ -311,10 +317,13 @@ def _inner_path(archive: Path, name: str) -> PurePosixPath:
     """The path below the top folder; one that leads out of it is refused."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
-        raise UsageError(f"{archive} holds the name {name!r}, which leads out of its folder", "it is not opened")
+        raise UsageError(
+            f"{archive} contains the path {name!r}, which points outside its folder", "it was not unpacked"
+        )
     if len(path.parts) < 2 or path.parts[0] != TOP:
         raise UsageError(
-            f"{archive} was not made by `joulelab pack`: it holds {name!r}", "joulelab pack RUN -o x.tar.gz makes one"
+            f"{archive} was not made by `joulelab pack`: it contains {name!r}",
+            "joulelab pack RUN -o x.tar.gz makes one",
         )
     return PurePosixPath(*path.parts[1:])
 

@@ -32,7 +32,7 @@ MEASURED_COMPONENTS = ("gpu", "cpu", "dram")
 CPU_WORK = "cpu_work"
 """Used like a total_energy_policy for work on the CPU: energy of the processor and its memory."""
 NO_CODECARBON = missing("CodeCarbon was not enabled for this run", "energy.codecarbon=true")
-NO_NODE = missing("the node has no meter of its own that can be read")
+NO_NODE = missing("the node has no power meter that can be read")
 NO_MACHINE = missing("the whole machine was not estimated", "joulelab measure --scope machine")
 
 

@@ -375,7 +375,7 @@ def read_layers(name: str) -> dict[str, Any]:
     while (parent := layers[-1].pop("extends", None)) is not None:
         parent_path = experiment_file(str(parent))
         if parent_path.resolve() in seen:
-            raise ConfigError(f"{name}: `extends: {parent}` leads back to itself")
+            raise ConfigError(f"{name}: `extends: {parent}` is circular")
         seen.append(parent_path.resolve())
         layers.append(_read_layer(parent_path))
     merged: dict[str, Any] = {"name": path.stem}
@@ -560,7 +560,7 @@ def trackers_by_name(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     others = [name for name, chosen in given.items() if chosen and name != "wandb"]
     if others:
         raise ConfigError(
-            f"trackers.{others[0]} has settings, and only wandb has any", f"write trackers=[{','.join(given)}]"
+            f"trackers.{others[0]} has settings, but only wandb accepts settings", f"write trackers=[{','.join(given)}]"
         )
     wandb = {**(settings.get("wandb") or {}), **(given.get("wandb") or {})}
     return {**settings, "trackers": list(given), **({"wandb": wandb} if wandb else {})}
@@ -738,7 +738,7 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
         if inner is not None:
             optional = field.annotation is not inner
             about = field.description or ""
-            yield Setting(prefix + name, "section" + " or nothing" * optional, "None" * optional, about)
+            yield Setting(prefix + name, "section" + " or null" * optional, "None" * optional, about)
             yield from _walk(inner, f"{prefix}{name}.")
         else:
             yield Setting(prefix + name, _takes(field), _default(field), field.description or "")
@@ -750,7 +750,7 @@ def _takes(field: FieldInfo) -> str:
         return " | ".join(str(choice) for choice in typing.get_args(annotation))
     words = {"int": "whole number", "float": "number", "bool": "true or false", "str": "text"}
     name = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
-    for python, plain in (*words.items(), (" | None", " or nothing"), ("tuple[", "list of ["), (", ...]", "]")):
+    for python, plain in (*words.items(), (" | None", " or null"), ("tuple[", "list of ["), (", ...]", "]")):
         name = name.replace(python, plain)
     bounds = [(word, getattr(limit, key, None)) for limit in field.metadata for key, word in _BOUNDS]
     return ", ".join([name, *(f"{word} {_number(bound)}" for word, bound in bounds if bound is not None)])

@@ -69,7 +69,7 @@ def test_a_measured_teacher_of_an_estimated_student_has_no_break_even(finished):
     records["kd"] = records["kd"].model_copy(update={"stages": tuple(stages)})
     group = GroupRecord(group_id="g", name="g", about="", baseline="sft", created_at="", members=(), varying={})
     grid = language_grid(compare(group, list(records.values()), finished["sft"][1].folder.parent))
-    reason = "unknown: of the energy spent once and the energy saved each time, one is measured"
+    reason = "unknown: either the energy spent once or the energy saved each time is measured"
     assert grid.rows[1][-1].startswith(reason)
 
 

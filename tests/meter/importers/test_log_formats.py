@@ -33,7 +33,7 @@ class TestDmon:
 
     def test_without_stamps_the_period_is_stated_as_assumed_or_given(self, tmp_path, imported):
         path = dmon(tmp_path / "log.txt", [[100] * 61])
-        assert "every 1 s (assumed" in imported(path)["clock"]
+        assert "every 1 s (dmon's default, assumed" in imported(path)["clock"]
         data = imported(path, "--period", 5)
         assert "every 5 s (given" in data["clock"]
         assert data["devices"][0]["energy_j"] == pytest.approx(30_000)
@@ -68,7 +68,7 @@ class TestDmon:
         data = imported(path)
         assert data["devices"][0]["samples"] == 4
         assert data["devices"][0]["energy_j"] == pytest.approx(400)
-        assert any("1 lines do not fit" in note for note in data["notes"])
+        assert any("1 lines do not match" in note for note in data["notes"])
 
     def test_without_a_power_column_it_states_what_to_record(self, tmp_path, joulelab_here):
         (tmp_path / "log").write_text("# gpu     sm    mem\n# Idx      %      %\n    0     5      6\n")

@@ -124,7 +124,7 @@ def test_elapsed_time_continues_where_the_table_was_left(tmp_path, no_gpu):
 def test_another_table_of_that_name_is_left_alone(tmp_path, no_gpu):
     path = tmp_path / "power.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(UsageError, match="is another table"), joulelab.telemetry(path):
+    with pytest.raises(UsageError, match="is not a telemetry table"), joulelab.telemetry(path):
         pass
     assert path.read_text() == "a,b\n1,2\n"
 

@@ -134,7 +134,7 @@ def test_a_job_without_gpus_meters_none(monkeypatch):
 def test_a_gpu_requested_by_a_wrong_name_is_refused_with_those_there_are():
     with pytest.raises(SensorUnavailable) as found:
         opened(FakeNvml(), gpus="0,7")
-    assert "no GPU fits '7'" in found.value.reason
+    assert "no GPU matches '7'" in found.value.reason
     assert "GPU-bbbbbbbb" in found.value.reason
 
 

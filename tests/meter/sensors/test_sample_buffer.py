@@ -82,7 +82,7 @@ def test_a_driver_that_keeps_the_old_clock_is_given_up_for_polling(world):
     world.wall_minus_mono_s += HOUR_S
     assert world.run(10) == []
     assert world.buffer.usable
-    assert world.buffer.problem == "20 ms samples: stamped by another clock than this machine's"
+    assert world.buffer.problem == "20 ms samples: timestamped by a clock other than this machine's"
     world.run(10)
     assert not world.buffer.usable
 

@@ -191,7 +191,7 @@ def test_joules_that_are_partly_estimated_or_made_by_others_on_the_cores_pay_not
         records[place] = records[place].model_copy(update={"lineage": tuple(lineage)})
     answers = output_text(made, records, tmp_path)
     assert [one.found for one in answers.values()] == [None, None]
-    assert {one.reason[:40] for one in answers.values()} == {"of the energy spent once and the energy "}
+    assert {one.reason[:40] for one in answers.values()} == {"either the energy spent once or the ener"}
     contended = [made.with_contention(one) if one.label == "KD" else one for one in saving(made)]
     assert {one.reason for one in output_text(made, contended, tmp_path / "contended").values()} == {CPU_CONTENTION}
 

@@ -62,8 +62,8 @@ def test_one_run_per_side_compares_two_models_and_no_methods(made, verdict_on) -
     found = verdict_on([made.labels_only(0, 790), made.distilled("response KD", 0, 826, 131.0)])
     assert "no method is significantly more or less accurate" in found.headline
     assert about(found, "response KD against") == (
-        "response KD against labels only: accuracy inconclusive for the methods, because one training run on a side "
-        "shows these models, not the methods; these models differ: +3.6 points, 95 % interval [+1.6, +5.6], "
+        "response KD against labels only: accuracy inconclusive for the methods, because a single training run on one "
+        "side compares models, not methods; these models differ: +3.6 points, 95 % interval [+1.6, +5.6], "
         "exact McNemar p < 0.001."
     )
 
@@ -153,7 +153,10 @@ def test_without_a_finished_baseline_no_difference_is_significant(made, tmp_path
 
 def test_one_run_per_side_is_the_reason_in_the_headline(made, verdict_on) -> None:
     found = verdict_on([made.labels_only(0, 500), made.distilled("response KD", 0, 900, 131.0)])
-    assert "no method is significantly more or less accurate (one run on a side: a single run cannot" in found.headline
+    assert (
+        "no method is significantly more or less accurate (only one run on one side: a single run cannot"
+        in found.headline
+    )
 
 
 def test_the_brief_table_states_the_setup_that_it_leaves_out(made, tmp_path: Path) -> None:

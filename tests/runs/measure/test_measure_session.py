@@ -223,7 +223,7 @@ def test_the_last_line_answers_energy_kwh_power_duration_co2e_and_cost_and_show_
     assert answer in " ".join(out.split())
     _, out, _ = joulelab("runs", "--runs-dir", store)
     assert " ".join(answer.split()[:2]) in " ".join(out.split())
-    assert "tools that add constants for memory or count the whole machine print far more" in done.stderr
+    assert "tools that add constants for memory or count the whole machine report much more" in done.stderr
     summary = json.loads((only_folder(store) / "experiment_summary.json").read_text())
     assert summary["program_energy_j"] == record(store)["stages"][0]["best"]["energy_j"]
     assert summary["total_cost_high"] > summary["total_cost_low"] >= 0

@@ -252,7 +252,7 @@ def _trace_in(folder: Path) -> Path:
             f"{folder} is a run with {len(recorded)} traces, one for each host and attempt",
             f"name one of them: {', '.join(str(path) for path in recorded.values())}",
         )
-    raise UsageError(f"{folder} is a folder, and no run with a trace", "name a log, or a run's folder")
+    raise UsageError(f"{folder} is a folder but not a run with a trace", "name a log, or a run's folder")
 
 
 def _text(path: Path) -> str:

@@ -43,12 +43,12 @@ def read(lines: Sequence[str], rule: TimeRule) -> PowerLog:
     stamped = _stamps_in(lines)
     period_s = rule.period_s or DEFAULT_PERIOD_S
     if not stamped:
-        given = "given with --period" if rule.period_s else "assumed, dmon's default; --period gives another"
-        found.elapsed_clock = f"no stamps in the file; one reading every {period_s:g} s ({given})"
+        given = "given with --period" if rule.period_s else "dmon's default, assumed; set another with --period"
+        found.elapsed_clock = f"no timestamps in the file; one reading every {period_s:g} s ({given})"
     elif stamped == ["time"]:
         found.elapsed_clock = "time of day without a date, in the zone of the machine that wrote it"
     if stamped and rule.period_s:
-        found.notes.append("the file has stamps; --period was not needed and not used")
+        found.notes.append("the file has timestamps, so --period was ignored")
     return gather(list(_rows(lines, stamped, period_s, found)), rule, found)
 
 
@@ -87,9 +87,9 @@ def _rows(lines: Sequence[str], stamped: Sequence[str], period_s: float, found: 
         else:
             yield Row(source, values, stamp=days.seconds(index, cells["time"]))
     if torn:
-        found.notes.append(f"{torn} lines do not fit the header and were left out")
+        found.notes.append(f"{torn} lines do not match the header and were skipped")
     for index, count in powerless.items():
-        found.notes.append(f"GPU {index}: {count} lines have no power (`-`); its joules there are missing")
+        found.notes.append(f"GPU {index}: {count} lines have no power (`-`); their energy is missing")
 
 
 class _Days:

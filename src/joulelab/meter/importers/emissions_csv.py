@@ -89,7 +89,7 @@ def read(lines: Sequence[str], zone: str | None) -> CodeCarbonLog:
     by_run: dict[str, list[Cells]] = {}
     for position, row in enumerate(rows, start=1):
         by_run.setdefault(row.get("run_id") or f"row {position}", []).append(row)
-    notes = ["energies are CodeCarbon's own figures: its RAM is a constant, its CPU may be a model"]
+    notes = ["energies are CodeCarbon's own figures: RAM is a constant, and CPU may be modeled"]
     runs: list[CodeCarbonRun] = []
     for run_id, own in by_run.items():
         found, how = _run_of(run_id, own)

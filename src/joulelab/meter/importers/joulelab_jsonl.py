@@ -73,7 +73,7 @@ def read(lines: Sequence[str], rule: TimeRule) -> PowerLog:
     found = Findings(FORMAT_OLD)
     parsed = [_json(line) for line in lines if line.strip()]
     if bad := sum(1 for line in parsed if line is None):
-        found.notes.append(f"{bad} lines could not be read and were left out")
+        found.notes.append(f"{bad} lines could not be read and were skipped")
     known = [line for line in parsed if line is not None]
     if any(map(_is_nested, known)):
         found.format = FORMAT_NESTED
@@ -134,10 +134,10 @@ def _gathered(lines: Sequence[Line], rule: TimeRule, found: Findings) -> PowerLo
             unusable += 1
     if unusable:
         found.notes.append(
-            f"{plural(unusable, 'line')} with fields of the wrong type or without a needed field left out"
+            f"skipped {plural(unusable, 'line')} with fields of the wrong type or without a required field"
         )
     if rule.period_s:
-        found.notes.append("the file has stamps; --period was not needed and not used")
+        found.notes.append("the file has timestamps, so --period was ignored")
     return gather(sessions.finish(rows), rule, found)
 
 

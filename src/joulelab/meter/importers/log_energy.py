@@ -221,7 +221,7 @@ def parse_idle(text: str, log: PowerLog, option: str = "--idle") -> tuple[float,
             return ends[0], ends[1]
     raise UsageError(
         f"{option} '{text}' is not a segment of the log",
-        "FROM..TO in seconds since its first reading, as 0..30, or two times, as 2026-01-31T12:00:00+01:00..",
+        "FROM..TO in seconds since its first reading, such as 0..30, or two times, such as 2026-01-31T12:00:00+01:00..",
     )
 
 

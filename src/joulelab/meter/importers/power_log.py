@@ -227,7 +227,8 @@ def parse_zone(name: str | None) -> tzinfo | None:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
         raise UsageError(
-            f"--time-zone '{name}' is not a known zone", "a name as Europe/Berlin, UTC, or an offset as +02:00"
+            f"--time-zone '{name}' is not a known zone",
+            "use a name such as Europe/Berlin or UTC, or an offset such as +02:00",
         ) from None
 
 
@@ -293,34 +294,40 @@ class StampReader:
     def notes(self) -> list[str]:
         notes = []
         if len(self.epoch_units) > 1:
-            notes.append(f"numeric stamps have different units by their size: {', '.join(sorted(self.epoch_units))}")
+            notes.append(
+                f"numeric timestamps have different units, judging by their size: {', '.join(sorted(self.epoch_units))}"
+            )
         if self.unreadable:
             notes.append(f"{self.unreadable} records have no readable time and were skipped")
         if self.repeated_hour:
             notes.append(
-                f"{self.repeated_hour} stamps are in the hour that daylight saving time repeats; "
+                f"{self.repeated_hour} timestamps are in the hour that daylight saving time repeats; "
                 "the order in the file decided between the two"
             )
         elif len(self.offsets) > 1:
             notes.append("daylight saving time changed during the log; durations account for it")
         if self.impossible:
-            notes.append(f"{self.impossible} stamps do not exist in {self.zone_text}: the time zone is probably wrong")
+            notes.append(
+                f"{self.impossible} timestamps do not exist in {self.zone_text}: the time zone is probably wrong"
+            )
         return notes
 
     def clock_text(self) -> str:
         if self.epoch_units and not self.naive:
             if self.epoch_units == {"elapsed s"}:
                 return ELAPSED
-            return f"wall clock; stamps are {' and '.join(sorted(self.epoch_units))} since 1970, by their size"
+            return (
+                f"wall clock; timestamps are {' and '.join(sorted(self.epoch_units))} since 1970, judging by their size"
+            )
         if not self.naive:
             return "wall clock; timestamps have an offset"
-        return f"wall clock; stamps without an offset, read as {self.zone_text}"
+        return f"wall clock; timestamps without an offset, read as {self.zone_text}"
 
 
 def stamp_reader(zone_name: str | None) -> StampReader:
     zone = parse_zone(zone_name)
     here = datetime.now().astimezone().tzname() or "local time"
-    text = zone_name or f"this machine's zone ({here}; assumed, --time-zone names another)"
+    text = zone_name or f"this machine's zone ({here}; assumed; set another with --time-zone)"
     return StampReader(zone, text)
 
 
@@ -507,7 +514,7 @@ def _with_energy_in_j(device: DeviceLog, stated_unit: str, starts_at_zero: bool)
         if not close:
             columns = {name: column for name, column in device.columns.items() if name != "energy_counter_j"}
             return DeviceLog(device.source, device.times_s, columns), (
-                f"the energy column ({stated_unit}) agrees with power x time in no unit and was left out"
+                f"the energy column ({stated_unit}) does not match power x time in any unit and was ignored"
             )
         # among readings that fit, the stated unit first, then the one nearest to power x time
         cumulative, unit = min(close, key=lambda one: (one[1] != stated, abs(math.log(close[one]))))

@@ -39,7 +39,7 @@ def read(lines: Sequence[str], rule: TimeRule) -> PowerLog:
     totals = {name: match for name in names if not powers and (match := _TOTAL.fullmatch(name))}
     energies = {match[1]: (name, match[2]) for name in names if (match := _ENERGY.fullmatch(name))}
     if len({unit for _, unit in energies.values()}) > 1:
-        raise UnusableLog("the energy columns have different units", "give the table with one of them")
+        raise UnusableLog("the energy columns have different units", "use one unit for all of them")
     found.energy_unit = next((unit for _, unit in energies.values()), None)
     columns = {
         (match[1] if match.re is _POWER else ""): (name, 1e-3 if match[match.lastindex or 0] == "mw" else 1.0)
@@ -89,7 +89,7 @@ def _rows(
             else:
                 yield Row(source, values, stamp=row[stamp] if stamp else None)
     if torn:
-        found.notes.append(f"{torn} lines do not fit the header and were left out")
+        found.notes.append(f"{torn} lines do not match the header and were skipped")
     if powerless:
         found.notes.append(f"{powerless} cells have no power")
     if apart_w > _SAME_W:

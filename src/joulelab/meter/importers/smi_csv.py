@@ -44,7 +44,7 @@ def read(lines: Sequence[str], rule: TimeRule) -> PowerLog:
                 "this nvidia-smi file has no timestamp column",
                 "give the seconds between readings with --period, or also query timestamp",
             )
-        found.elapsed_clock = f"no stamps in the file; one reading every {rule.period_s:g} s (given with --period)"
+        found.elapsed_clock = f"no timestamps in the file; one reading every {rule.period_s:g} s (given with --period)"
     if not any(name in names for name in _IDENTITIES):
         found.notes.append("no index, uuid or bus id column: all rows are taken as one GPU")
     found.facts["power_field"] = power
@@ -75,7 +75,7 @@ def _rows(lines: Sequence[str], names: Sequence[str], rule: TimeRule, found: Fin
             counts[source.device] = counts.get(source.device, -1) + 1
             yield Row(source, values, seconds=counts[source.device] * (rule.period_s or 0.0))
     if torn:
-        found.notes.append(f"{torn} lines do not fit the header and were left out")
+        found.notes.append(f"{torn} lines do not match the header and were skipped")
     if absent:
         found.notes.append(f"{absent} rows have no power ([N/A] or an error)")
 

@@ -93,7 +93,7 @@ def read_table(lines: Sequence[str]) -> tuple[list[StageLog], list[str]]:
         if stage is not None:
             stages.append(stage)
     if without := len(rows) - len(stages):
-        notes.append(f"{without} rows have no duration or no energy and were left out")
+        notes.append(f"{without} rows have no duration or no energy and were skipped")
     return stages, list(dict.fromkeys(notes))
 
 

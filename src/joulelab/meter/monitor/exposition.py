@@ -30,7 +30,11 @@ _GPU_GAUGES = {
 _PROCESS_GAUGES = {
     "joulelab_process_cpu_utilization_ratio": ("cpu_utilization_percent", 0.01, "CPU use; 1 is one busy thread."),
     "joulelab_process_resident_memory_bytes": ("memory_rss_MB", BYTES_PER_MB, "RSS of the process and its children."),
-    "joulelab_process_gpu_memory_used_bytes": ("gpu_memory_used_MB", BYTES_PER_MB, "GPU memory they hold."),
+    "joulelab_process_gpu_memory_used_bytes": (
+        "gpu_memory_used_MB",
+        BYTES_PER_MB,
+        "GPU memory of the process and its children.",
+    ),
 }
 
 

@@ -152,7 +152,7 @@ def _answering_nvml() -> Any:
     except pynvml.NVMLError as error:
         raise SensorMissing(
             f"no GPU can be read: NVML does not answer ({error})",
-            "install the NVIDIA driver where there is a GPU (`nvidia-smi` must work first), or omit --gpu",
+            "install the NVIDIA driver if this machine has a GPU (`nvidia-smi` must work first), or omit --gpu",
         ) from None
     return pynvml
 
@@ -237,7 +237,7 @@ class Monitor:
         self._watch = watch
         duration_s = self._settings.duration_s
         signal_name = self._loop.run(lambda timeout_s: wait(timeout_s or 0.0), duration_s)
-        reason = signal_name or f"the {duration_s:g} s requested are over"
+        reason = signal_name or f"the requested {duration_s:g} s are over"
         closing = {"ticks": self.tally.ticks, "errors": self.tally.errors}
         stamp = clock.now().fields()
         self._log.append({"kind": "end", **stamp, "session": self._session, "reason": reason, **closing})

@@ -126,7 +126,7 @@ def _open_table(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     before = path.read_bytes() if path.exists() else b""
     if before and not before.startswith(header):
-        raise UsageError(f"{path} is another table: its first line is not that of telemetry", "give another path")
+        raise UsageError(f"{path} is not a telemetry table: its first line differs", "give another path")
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     if not before:
         _write(file, header)

@@ -93,7 +93,7 @@ def _by_node_number(listed: Sequence[Listed], variable: str, value: str) -> Sele
     numbers = [name.strip() for name in value.split(",")]
     source = f"{variable}={value}"
     if len(listed) <= len(numbers):
-        return Selection(tuple(listed), f"{source}, and a cgroup shows no others")
+        return Selection(tuple(listed), f"{source}, and the cgroup exposes no others")
     by_minor = {str(card.index if card.minor is None else card.minor): card for card in listed}
     found = [by_minor[number] for number in numbers if number in by_minor]
     return Selection(_once(found), source, tuple(number for number in numbers if number not in by_minor))
@@ -116,6 +116,6 @@ def _order_remark(listed: Sequence[Listed], environ: Mapping[str, str]) -> str:
     if len({card.name for card in listed}) < 2 or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
         return ""
     return (
-        "this node has different GPUs, and CUDA numbers them fastest first, NVML by bus: a number may mean another; "
-        "set CUDA_DEVICE_ORDER=PCI_BUS_ID or name GPUs by UUID"
+        "this node has different GPU models: CUDA numbers them fastest first, NVML by PCI bus, so an index may select "
+        "another GPU; set CUDA_DEVICE_ORDER=PCI_BUS_ID or name GPUs by UUID"
     )

@@ -118,7 +118,7 @@ class SampleBuffer:
         if kept or self._kept_mono_us is None:
             self._kept_mono_us = mono_us
         silent = mono_us - self._kept_mono_us > SILENT_S * US
-        cause = "stamped by another clock than this machine's" if fetched else "no new ones from the driver"
+        cause = "timestamped by a clock other than this machine's" if fetched else "no new ones from the driver"
         self.problem = f"20 ms samples: {cause}" if silent else ""
 
 
@@ -268,7 +268,7 @@ class Card:
         if self._only_averages():
             reasons.append("its power is an average over about 1 s, so short loads are smeared")
         elif not self.has_counter and not self.has_buffer:
-            reasons.append("its power covers about 25 ms of every 100, and loads in step with that are misread")
+            reasons.append("its power covers about 25 ms of every 100, and periodic loads in phase with it are misread")
         return reasons
 
     def read(self, with_counter: bool) -> list[Line]:
@@ -359,7 +359,7 @@ class Card:
             return [self._gap(f"20 ms samples: {error}")]
         if not self._buffer.usable:
             self.has_buffer = False
-            text = "the driver's 20 ms samples are stamped by a clock that was set since; power is polled instead"
+            text = "the driver's 20 ms samples are timestamped by a clock that was changed; power is polled instead"
             return [{"kind": "warning", "device": self.device, "text": text}]
         if self._buffer.problem:
             return [self._gap(self._buffer.problem)]
@@ -421,7 +421,7 @@ class NvmlSensor:
             raise SensorUnavailable(
                 "gpu",
                 f"NVML does not answer ({error})",
-                "install the NVIDIA driver where there is a GPU; `nvidia-smi` must work first",
+                "install the NVIDIA driver if this machine has a GPU; `nvidia-smi` must work first",
             ) from None
         handles = permitted_cards(nvml)
         selection = select_gpus(list(handles), self._wanted, os.environ)
@@ -590,20 +590,26 @@ def _why_none(selection: Selection, listed: list[Listed]) -> tuple[str, str]:
     there = ", ".join(f"{card.index} ({card.uuid})" for card in listed) or "none"
     if selection.unknown:
         names = ", ".join(selection.unknown)
-        return f"no GPU fits '{names}' ({selection.source}); NVML shows {there}", "name GPUs by UUID: `nvidia-smi -L`"
+        return (
+            f"no GPU matches '{names}' ({selection.source}); NVML shows {there}",
+            "name GPUs by UUID: `nvidia-smi -L`",
+        )
     if listed:
         return f"no GPU is visible to this job ({selection.source})", "see CUDA_VISIBLE_DEVICES and energy.gpus"
-    return "NVML shows no GPU that this process may open", "ask the scheduler for one; `nvidia-smi -L` must list it"
+    return (
+        "NVML shows no GPU that this process may open",
+        "request one from the scheduler; `nvidia-smi -L` must list it",
+    )
 
 
 def _remark(selection: Selection) -> str:
     if not selection.unknown:
         return selection.remark
-    hidden = f"'{selection.unknown[0]}' in {selection.source} fits no GPU: CUDA hides it and all that follow"
+    hidden = f"'{selection.unknown[0]}' in {selection.source} matches no GPU: CUDA hides it and all that follow"
     return "; ".join(filter(None, [hidden, selection.remark]))
 
 
-_INSTALL = ("pip install nvidia-ml-py", (("pip install nvidia-ml-py", "install the binding of NVIDIA's library"),))
+_INSTALL = ("pip install nvidia-ml-py", (("pip install nvidia-ml-py", "install the Python bindings of NVML"),))
 
 
 def _binding() -> Any:

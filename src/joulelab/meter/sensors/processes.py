@@ -130,7 +130,7 @@ class OtherProcesses:
         try:
             who = f"{psutil.Process(pid).name()} (pid {pid})"
         except psutil.Error:
-            who = f"pid {pid} of another PID namespace (or this program as its host numbers it)"
+            who = f"pid {pid} of another PID namespace (or this program, by its pid on the host)"
         return f"another process uses this GPU, and its energy is included in the card's: {who}"
 
 

@@ -36,7 +36,7 @@ def why_shared(setting: str, environ: Mapping[str, str], node_cpus: int | None =
     if setting == "no":
         return None
     if setting == "yes":
-        return "energy.node_shared=yes: the node-wide joules of RAPL include other jobs' work"
+        return "energy.node_shared=yes: RAPL energy covers the whole node and includes other jobs"
     if "SLURM_JOB_ID" not in environ:
         return None
     node_cpus = node_cpus or os.cpu_count() or 0
@@ -47,7 +47,7 @@ def why_shared(setting: str, environ: Mapping[str, str], node_cpus: int | None =
         )
     if given < node_cpus:
         return (
-            f"the Slurm job has {given} of this node's {node_cpus} CPUs, so RAPL's joules include other jobs' work; "
+            f"the Slurm job has {given} of this node's {node_cpus} CPUs, so RAPL energy includes other jobs; set "
             "energy.node_shared=no if the job is exclusive"
         )
     return None
@@ -130,7 +130,7 @@ class RaplSensor:
         needed = [domain for domain in self._unread if domain.counted]
         if needed:
             commands = readable_commands(self._root)
-            reason = f"{needed[0].folder / 'energy_uj'} is not readable for this user"
+            reason = f"{needed[0].folder / 'energy_uj'} is not readable by this user"
             raise SensorUnavailable("cpu", reason, _listed(commands), commands)
         self._domains = [domain for domain in domains if domain not in self._unread]
         packages = sum(domain.kind == "package" and not domain.twin for domain in domains)
@@ -144,9 +144,7 @@ class RaplSensor:
         self._adapt_interval(counters)
         lines: list[Line] = [{"kind": "rapl", "device": "host", "rapl": counters}]
         for domain in self._unread:
-            text = (
-                f"{domain.folder / 'energy_uj'} is not readable for this user; its energy is part of another domain's"
-            )
+            text = f"{domain.folder / 'energy_uj'} is not readable by this user; its energy is part of another domain's"
             lines.append({"kind": "warning", "device": f"rapl:{domain.label}", "text": text})
         self._unread = []
         return lines
@@ -246,7 +244,7 @@ def readable_commands(root: Path) -> Commands:
         (
             f"echo '{rule}' | sudo tee /etc/udev/rules.d/70-rapl.rules && sudo udevadm control --reload && "
             "sudo udevadm trigger -c add -s powercap",
-            "let every user read RAPL for good",
+            "let every user read RAPL permanently",
         ),
         (f"sudo setcap cap_dac_read_search+ep {python}", "let this Python read it, for every user who runs it"),
     )

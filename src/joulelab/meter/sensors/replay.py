@@ -40,7 +40,7 @@ class ReplaySensor:
         self._lines = read_lines(self._path)
         header = next(self._lines, {})
         if header.get("kind") != "header":
-            raise SensorUnavailable("replay", f"{self._path} does not open with a trace's header", "")
+            raise SensorUnavailable("replay", f"{self._path} does not begin with a trace header", "")
         self.interval_s = max(SHORTEST_INTERVAL_S, min(self.interval_s, header.get("interval_s", 1.0) / self._speed))
         self._recorded_start_ns, self._start_ns = int(header["mono_ns"]), time.monotonic_ns()
         self._advance()

@@ -168,7 +168,7 @@ def _parts_before(run: ComparedRun) -> list[Part]:
 
 
 _HELD_OUT_LOSS = "clm_loss"
-_TWO_METHODS = "of the energy spent once and the energy saved each time, one is measured and the other estimated"
+_TWO_METHODS = "either the energy spent once or the energy saved each time is measured, and the other is estimated"
 
 
 @dataclass(frozen=True)
@@ -392,7 +392,9 @@ def _by_items(row: Row, teacher: Row, comparison: Comparison) -> RowBreakEven:
     saved = _per_item(theirs) - _per_item(ours)
     stages = listed(list(dict.fromkeys(one.stage.name for one in (*theirs, *ours))))
     single = (
-        "a single run has no spread, so its interval is the sensor's alone" if 1 in (len(ours), len(theirs)) else ""
+        "a single run has no spread, so its interval includes only the sensor's uncertainty"
+        if 1 in (len(ours), len(theirs))
+        else ""
     )
     found = break_even(extra, saved, f"a {each}")
     return RowBreakEven(row.label, teacher.label, each, found, single, measured_in=f"measured in {stages}")

@@ -95,7 +95,7 @@ def predicted_difference(
 
 Pair = tuple[ComparedRun, ComparedRun]
 ONE_SEED = "one seed has no variance"
-ONE_RUN = "one training run on a side shows these models, not the methods"
+ONE_RUN = "a single training run on one side compares models, not methods"
 SINGLE = (ONE_SEED, ONE_RUN)
 CPU_CONTENTION = "CPU contention"
 
@@ -132,7 +132,7 @@ def _by_items(
     measure = ours[0].quality.measure.name
     found = predicted_difference([run.folder for run in base], [run.folder for run in method], bool(pairs), measure)
     if found is None:
-        return QualityDifference(None, by_seed, "the predictions to pair item by item are missing")
+        return QualityDifference(None, by_seed, "the predictions needed to pair items are missing")
     needed = repeats_needed(by_seed)
     return QualityDifference(found, by_seed, "" if found.covers_methods else ONE_RUN, needed=needed)
 
@@ -140,7 +140,7 @@ def _by_items(
 def _no_quality(ours: Sequence[ComparedRun], baseline: Sequence[ComparedRun], theirs: Sequence[ComparedRun]) -> str:
     if not baseline:
         return "the baseline has no finished run"
-    return "the baseline has no such figure" if not theirs else "it has no such figure" if not ours else ""
+    return "the baseline has no such figure" if not theirs else "the method has no such figure" if not ours else ""
 
 
 def energy_ratio(

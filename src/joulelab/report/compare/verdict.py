@@ -49,7 +49,7 @@ def _single_runs(methods: Sequence[Row]) -> str:
     if not single:
         return ""
     which = "" if len(single) == len(methods) else f" for {listed([row.label for row in single])}"
-    return f" (one run on a side{which}: a single run cannot show a difference between methods; add seeds)"
+    return f" (only one run on one side{which}: a single run cannot show a difference between methods; add seeds)"
 
 
 def _article(title: str) -> str:
@@ -165,7 +165,7 @@ def count_interval(found: BreakEven, each: str) -> str:
         return "not bounded"
     if found.count and found.high > _WIDEST * found.low:
         return INCONCLUSIVE
-    high = "no upper end" if math.isinf(found.high) else times_text(found.high, each)
+    high = "no upper bound" if math.isinf(found.high) else times_text(found.high, each)
     return f"{times_text(found.low, each)} to {high}"
 
 
@@ -222,10 +222,10 @@ def break_even_grid(comparison: Comparison) -> Grid | None:
     remarks = dict.fromkeys(text for one in found if (text := "; ".join(filter(None, [one.measured_in, one.reason]))))
     beyond = f" beyond that of {comparison.baseline}'s" if any(one.beyond for one in found) else ""
     note = (
-        f"Students: the teacher's energy{beyond} over what its help saves on the student stages ({_at_equal(found)}). "
-        "Tokens or samples: the energy of making the student beyond its teacher over what it saves per item in use. "
-        "Interval: Fieller's, 95 %; where the saving is not significantly above 0 it has no upper end, and the result "
-        "is `does not break even`."
+        f"Students: the teacher's energy{beyond} divided by what it saves on the student stages ({_at_equal(found)}). "
+        "Tokens or samples: the energy of making the student, its teacher excluded, divided by what it saves per item "
+        "in use. Interval: Fieller's, 95 %; if the saving is not significantly above 0, it has no upper bound and the "
+        "result is `does not break even`."
         + teacher_evaluation_note([row for row in comparison.rows if row.role != "teacher"])
         + "".join(f" {remark[:1].upper()}{remark[1:]}." for remark in remarks)
     )
@@ -358,7 +358,7 @@ def _caveats(comparison: Comparison) -> list[str]:
     texts += [*chance_sentences(comparison), *contention_sentences(comparison)]
     unmetered = list(dict.fromkeys(name for row in comparison.rows for name in row.unmetered))
     if unmetered:
-        texts.append(f"Lower bounds are marked ≥: not metered: {listed(unmetered)}.")
+        texts.append(f"Lower bounds are marked ≥; not metered: {listed(unmetered)}.")
     unknown = list(dict.fromkeys(name for row in comparison.rows for name in row.unknown if name not in unmetered))
     if unknown:
         texts.append(f"Not included (energy unknown): {listed(unknown)}.")
@@ -366,8 +366,8 @@ def _caveats(comparison: Comparison) -> list[str]:
     other_sensors = [row.label for row in comparison.methods if row.full_ratio and not row.full_ratio.same_devices]
     if other_sensors:
         texts.append(
-            f"Measured by other sensors than {comparison.baseline}: {listed(other_sensors)}. The intervals of their "
-            "ratios include the gain errors of both."
+            f"Measured with sensors other than those of {comparison.baseline}: {listed(other_sensors)}. The "
+            "intervals of their ratios include the gain errors of both."
         )
     return texts
 

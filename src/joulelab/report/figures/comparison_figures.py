@@ -62,7 +62,7 @@ def quality_against_energy(comparison: Comparison) -> Figure | None:
     bars = " Bars: 95 % interval on the test set." if comparison.about_items else ""
     lower_bounds = [row.label for row in rows if row.with_teacher.is_lower_bound]
     unmetered = f" {listed(lower_bounds)}: a lower bound, so not on the front." if lower_bounds else ""
-    front = "Dashed: the Pareto front over the methods' means; whatever is not on it is beaten by another in both."
+    front = "Dashed: Pareto front over the methods' means; a method off the front is dominated by another method."
     if len(rows) == 1:
         front = ""
     return Figure(
@@ -228,7 +228,7 @@ def repeats(comparison: Comparison) -> Figure | None:
         title="Repeats",
         spec=finish(moving(alt.layer(spread, ticks, with_bounds(points, runs, bounds, y=y, x=x))), height),
         description=f"Energy of every run: {'; '.join(map(_by_run, comparison.rows))}.",
-        caption="A mark per run; tick and bar: mean with Student's 95 % interval, clipped above 0."
+        caption="A mark per run; tick and bar: mean with Student's 95 % interval, limited to values above 0."
         + bounds_caption(bounds),
         height=height,
         name="repeats",

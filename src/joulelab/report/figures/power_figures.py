@@ -221,7 +221,7 @@ def power_over_time(
 
 def _caption(record: RunRecord, estimated: bool, idle_w: float | None, one_device: bool) -> list[str]:
     parts = ["Bands are stages; between them is the run's overhead."]
-    parts.append("Thinned to the lowest and highest reading of each time bucket, so peaks stay.")
+    parts.append("Thinned to the lowest and highest reading of each time bucket, so peaks are kept.")
     if estimated:
         parts.append("Estimated from CPU time; idle power is unknown.")
     if idle_w is not None and not one_device:

@@ -191,7 +191,7 @@ def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
     if bill.kind == "group" and bill.provisional:
         texts.append("A run of the group is still running: energy so far.")
     elif bill.provisional:
-        texts.append("Provisional: its run has not been closed, which replaces these figures by the final ones.")
+        texts.append("Provisional: the run is not closed yet; closing it replaces these figures with the final ones.")
     if co2e:
         texts.append(f"CO2e: {grams(co2e.co2e_g_low, co2e.co2e_g_high, whole.is_lower_bound)}.")
         if co2e.with_pue_co2e_g_low is not None and co2e.with_pue_co2e_g_high is not None:

@@ -205,11 +205,11 @@ def language_grid(comparison: Comparison) -> Grid | None:
         cells.append((*_own_cells(row), *equal))
     titles = (
         "Method|Held-out\nloss, nats>|Training\ntokens/s>|Energy\nper token>|Teacher\nshare>|"
-        "Equal loss,\nnats>|Student J\nto it>|Baseline J\nto it>|N* at equal loss"
+        "Equal loss,\nnats>|Student J\nto reach it>|Baseline J\nto reach it>|N* at equal loss"
     )
     beyond = f" beyond that of {baseline.label}'s" if baseline and had_teacher(baseline) else ""
     note = (
-        "Equal loss: the worse student's at its end; the better one is charged up to where it was as good. "
+        "Equal loss: the final loss of the worse student; the better one is charged up to where it reached it. "
         f"N*: students after which the teacher's energy{beyond} breaks even, from student stages alone."
         + teacher_evaluation_note(rows)
     )

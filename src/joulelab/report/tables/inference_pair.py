@@ -191,7 +191,7 @@ def _pair(student: InferenceRow, teacher: InferenceRow, spent: _Spent) -> Pair:
     if spent.joules is None:
         return answer(None, spent.source)
     if spent.estimated != ours.estimated:
-        return answer(None, "of distillation and inference, one is measured and the other estimated")
+        return answer(None, "either the distillation or the inference energy is measured, and the other is estimated")
     each = [Estimate.of_half_width(one.gross_j / over, one.gross_half_width_j / over) for one in (theirs, ours)]
     article = "an" if item[0] in "aeiou" else "a"
     return answer(break_even(spent.joules, each[0] - each[1], f"{article} {item}"), spent.source)
@@ -207,9 +207,9 @@ def pair_grid(student: RunRecord, teacher: RunRecord, found: Sequence[Pair]) -> 
         rows.append(("", "T*", NOTHING, NOTHING, _saved(one), _spent(one), _answer_text(one)))
     named = [(who, row) for one in found for who, row in (("student", one.student), ("teacher", one.teacher))]
     note = "".join(f"{text} " for text in contention_notes(named)) + (
-        f"{_unit_note(found[0])} T*: energy of making the student, its teacher excluded, over the energy it saves per "
-        "item; Fieller's 95 % interval. This table does not compare quality: T* is meaningful only if the student is "
-        "good enough."
+        f"{_unit_note(found[0])} T*: energy of making the student, its teacher excluded, divided by the energy it "
+        "saves per item; Fieller's 95 % interval. This table does not compare quality: T* is meaningful only if the "
+        "student is good enough."
     )
     note += "".join(f" Spent once: {source}." for source in dict.fromkeys(one.reason for one in found if one.found))
     energies = [row.energy for one in found for row in (one.student, one.teacher) if row.energy]
@@ -244,7 +244,7 @@ def _spent(one: Pair) -> str:
 def _answer_text(one: Pair) -> str:
     if one.found is None or math.isinf(one.found.low) or not one.found.breaks_even:
         return one.answer
-    high = "no upper end" if math.isinf(one.found.high) else count_text(one.found.high)
+    high = "no upper bound" if math.isinf(one.found.high) else count_text(one.found.high)
     return f"{one.answer} [{count_text(one.found.low)} to {high}]"
 
 

@@ -230,7 +230,7 @@ def stage_log_grid(runs: Sequence[RunLog]) -> Grid:
                     "-" if stage.tokens is None else f"{stage.tokens:,}",
                 )
             )
-    note = "As stated in the files; intervals are not known. CodeCarbon's figure is its own and is in no total."
+    note = "As stated in the files; intervals are not known. CodeCarbon's figure is separate and in no total."
     return make_grid("Stages", "Stage!|Role!|Duration>|GPU>|CPU>|CodeCarbon>|Tokens>", rows, note)
 
 

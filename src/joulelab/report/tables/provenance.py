@@ -250,7 +250,9 @@ def checklist_grid(records: Sequence[RunRecord]) -> Grid | None:
         worst = max(everyone, key=lambda check: (check.grade, not check.ok))
         rows.append((name, *(_cell(checks[label]) for label in labels), worst.text))
     columns = (Column("Check", whole=True), *(Column(label) for label in labels), Column("Worst finding"))
-    note = f"{TICK} passed in every run. A sound, B usable with care, C not to be quoted; a run's grade is its worst."
+    note = (
+        f"{TICK} passed in every run. A sound, B usable with care, C not to be quoted; a run's grade is its worst one."
+    )
     return Grid("Checklist", columns, tuple(rows), note)
 
 

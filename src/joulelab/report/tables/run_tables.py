@@ -296,7 +296,7 @@ def stages_grid(record: RunRecord) -> Grid:
     unused = [stage for stage in record.stages if stage.unused_gpu_w is not None]
     notes += [f"Energy includes the GPU, J per {item} does not: the models ran on the CPU."] if unused else []
     notes += ["Idle baselines are not part of the totals."] if idle else []
-    notes += ["Rate and J per sample of inference: of its timed windows, as above."] if timed else []
+    notes += ["Inference: rate and J per sample are those of its timed windows, as above."] if timed else []
     return make_grid("Stages", titles + "|Grade!" * graded, rows, " ".join(note for note in notes if note))
 
 

@@ -335,7 +335,7 @@ def _time_share(
 ) -> WindowFigure:
     """Energy of the enclosing window in proportion to time, which assumes constant power."""
     if name in lines.overlapping:
-        reason = "too short to be read from the sensor, and overlapping, so that time cannot be divided"
+        reason = "too short to be read from the sensor, and overlapping, so the energy cannot be divided by time"
         return _figure(name, times, "none", missing(reason))
     outer = lines.inside.get(name, set())
     of = next(iter(outer)) if len(outer) == 1 else None

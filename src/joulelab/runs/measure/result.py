@@ -261,7 +261,7 @@ def scope_note(record: RunRecord) -> str:
         return ""
     return (
         "only this program's CPU time is counted; tools that add constants for memory or count the whole machine "
-        "print far more (--scope machine)"
+        "report much more (--scope machine)"
     )
 
 
