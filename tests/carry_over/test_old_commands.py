@@ -227,7 +227,7 @@ def test_what_cannot_be_translated_is_an_error(joulelab, command, message):
 
 
 def test_the_list_and_the_flags_of_a_script_are_printed(joulelab):
-    code, out, _ = joulelab("compat")
+    code, out, _ = joulelab("compat", "-v")
     assert code == 0 and "vit_infer.py" in out and "joulelab infer" in out
     code, out, _ = joulelab("compat", "python", "train.py", "-v")
     assert code == 0 and "--mlm_mask_prop" in out and "distill.mlm_mask_prop=VALUE" in out

@@ -123,7 +123,7 @@ def test_an_image_that_ends_early_is_named(pets: Path) -> None:
 
 def test_without_pillow_the_answer_is_what_to_install(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(DependencyMissing, match="needs Pillow"):
+    with pytest.raises(DependencyMissing, match="need Pillow"):
         read(pets)
 
 

@@ -198,8 +198,8 @@ def test_a_pickle_is_refused_with_the_command_that_replaces_it(tmp_path):
     file.write_bytes(pickle.dumps([[1, 2]], protocol=2))
     with pytest.raises(ConfigError) as refused:
         open_store(file)
-    assert "joulelab prepare binarize" in refused.value.hint
-    assert "can run code" in refused.value.hint
+    assert "convert token ids of the original script, or build a store" in refused.value.hint
+    assert f"joulelab prepare binarize --file_path {file}" in refused.value.hint
 
 
 def test_a_pickle_in_place_of_the_offsets_is_not_opened(tmp_path):

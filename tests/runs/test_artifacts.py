@@ -1,4 +1,4 @@
-"""Whatever a pipeline keeps is looked at before it is taken again, and only what has come to harm is made again."""
+"""Whatever a pipeline keeps is looked at before it is taken again, and only what has are corrupted is made again."""
 
 import errno
 import json

@@ -63,6 +63,7 @@ def test_a_teacher_is_evaluated_again_if_the_files_of_a_task_have_changed(lab, t
 
     for name, stand_in in (("harness_figures", figures), ("require_tasks", print), ("import_harness", dict)):
         monkeypatch.setattr(quality, name, stand_in)
+    monkeypatch.setattr("joulelab.lookup.absent_packages", lambda *names: [])
     requested = {"until": "teacher", "quality": {"harness_tasks": ["mine"], "harness_folder": str(tmp_path)}}
     found = []
     for value in (0.25, 0.25, 0.75):
@@ -266,6 +267,7 @@ def test_evaluation_tasks_are_checked_before_the_first_stage(lab, tmp_path, monk
         raise NotFoundError(f"there is no task {tasks[0]}")
 
     monkeypatch.setattr(quality, "require_tasks", unknown)  # the package takes many seconds to import
+    monkeypatch.setattr("joulelab.lookup.absent_packages", lambda *names: [])  # or is not installed
     (tmp_path / "questions.jsonl").write_text('{"prompt": "1 + 1?"}\n')
     refused = {
         "not a question": {"answers": str(tmp_path / "questions.jsonl")},

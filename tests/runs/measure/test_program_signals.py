@@ -132,7 +132,7 @@ class InTerminal:
         os.write(self.fd, text.encode())
 
     def end(self):
-        self.until("run directory: ")
+        self.until("run directory:")
         _, status = os.waitpid(self.pid, 0)
         os.close(self.fd)
         return os.waitstatus_to_exitcode(status)
@@ -202,7 +202,7 @@ def test_ctrl_z_stops_program_and_measure_together_and_fg_continues(store):
     time.sleep(0.3)
     terminal.type("again\n")
     terminal.until("Hello again")
-    terminal.until("run directory: ")
+    terminal.until("run directory:")
     terminal.type("exit 5\n")
     assert terminal.end() == 5
     assert record(store)["status"] == "done"
