@@ -1,4 +1,4 @@
-"""Whatever a pipeline keeps is looked at before it is taken again, and only what has are corrupted is made again."""
+"""An artifact is checked before it is reused, and only a corrupted one is made again."""
 
 import errno
 import json
