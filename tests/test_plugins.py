@@ -102,6 +102,7 @@ def test_model_and_trainer_of_an_installed_package_are_used(site, tmp_path):
     assert record["findings"]["model.train"]["example-steps"]["steps"] == 3
 
 
+@pytest.mark.slow
 def test_judge_engine_and_evaluator_of_an_installed_package_are_used(site, tmp_path):
     import tiny_llama
 

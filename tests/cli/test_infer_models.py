@@ -13,6 +13,7 @@ BROKEN = MODEL + "\nimport dataclasses\n\n\ndef fail(request):\n    raise Runtim
 BROKEN += "\n\nMODEL = dataclasses.replace(MODEL, prepare=fail)\n"
 
 
+@pytest.mark.slow
 def test_three_models_in_one_table_where_one_fails_and_the_others_are_measured(tmp_path):
     for name, text in (("one", MODEL), ("two", BROKEN), ("three", MODEL)):
         (tmp_path / f"{name}.py").write_text(text)

@@ -112,6 +112,7 @@ def samples_trained(record):
     return sum(stage["samples"] or 0 for stage in stages)
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_group_keeps_the_joules(killed):
     record, killed_at = killed
     assert record["status"] == "truncated"

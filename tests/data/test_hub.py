@@ -162,6 +162,7 @@ def bills(folder, name):
     return [json.loads(path.read_text()) if path.exists() else None for path in paths]
 
 
+@pytest.mark.slow
 def test_a_changed_teacher_on_the_hub_is_asked_again_and_the_same_one_is_reused(model_hub, two_teachers, tmp_path):
     first = run_commands([kd("birds/teacher", two_teachers)] * 2, tmp_path, model_hub)
     assert first == [[0, "None"]] * 2

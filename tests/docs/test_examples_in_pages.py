@@ -53,9 +53,10 @@ def blocks_of(page: str) -> list[Block]:
     return blocks_of_text(document(f"docs/{page}"))
 
 
-# Half a minute and more each on two cores (training, SmolLM2, all reviews tokenized): CI runs them with the slow tests.
+# More than ten seconds each (training, SmolLM2, all reviews tokenized): CI runs them with the slow tests.
 SLOW_PAGES = {
-    "compare.md", "distill-encoders.md", "distill-language-models.md", "measure.md", "teacher-outputs.md", "train.md"
+    "compare.md", "distill-encoders.md", "distill-language-models.md", "measure.md", "store.md", "teacher-outputs.md",
+    "train.md",
 }  # fmt: skip
 WITH_EXAMPLES = [page for page in PAGES if any(block.is_example for block in blocks_of(page))]
 

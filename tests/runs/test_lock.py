@@ -91,6 +91,7 @@ def test_the_second_process_is_refused_with_who_holds_it(paths):
     assert leftovers(paths.folder) == []
 
 
+@pytest.mark.slow
 def test_pairs_at_random_offsets_exactly_one_holds(tmp_path):
     """Twenty pairs, each started within the time that a process needs to begin."""
     code = "import sys, time; from pathlib import Path; from joulelab.runs.lock import FolderLocked, hold\n"

@@ -170,6 +170,7 @@ def test_shards_are_disjoint_complete_and_of_equal_size_also_among_ranks():
     )
 
 
+@pytest.mark.slow
 def test_two_ranks_divide_the_teachers_work(lab, whole, tmp_path):
     alone, at_once = whole("preferences")
     settings = {key: value for key, value in lab.settings("dpo", until="preferences").items() if key != "name"}

@@ -30,6 +30,7 @@ class Sleeper(SimpleTrainer):
         super().optimizer_step(count)
 
 
+@pytest.mark.slow
 def test_phases_through_the_recorder_have_the_joules_of_their_time(nvml_sim, tmp_path):  # noqa: F811
     nvml_sim.gpus = [SimGpu(wave=constant(400))]
     nvml_sim.write()
