@@ -4,8 +4,8 @@
 
 On a machine without an NVIDIA GPU, torch comes from PyTorch's index of CPU builds, because the build on PyPI brings 3
 GB of CUDA libraries. If that index does not answer within seconds, pip chooses from the indexes that it is configured
-with. The size is printed before torch is downloaded. uv installs if it is there, unless pip has indexes of its own
-configured, which uv does not read.
+with. The size is printed before torch is downloaded. uv is used if it is installed, unless pip has its own
+indexes configured, which uv does not read.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def cpu_index() -> str | None:
 
 
 def has_nvidia_gpu() -> bool:
-    # WSL has no /dev/nvidia0; its driver library is in a folder of its own
+    # WSL has no /dev/nvidia0; its driver library is in another folder
     places = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1")
     return any(Path(place).exists() for place in places)
 
 
 def answers(url: str, patience_s: float = PATIENCE_S) -> bool:
-    """In a thread: the lookup of a name has no time limit of its own."""
+    """In a thread, because the lookup of a name has no time limit."""
     found: list[bool] = []
 
     def ask() -> None:

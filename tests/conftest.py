@@ -5,6 +5,7 @@ import re
 import signal
 
 import pytest
+from commands import joulelab_here
 from rapl_tree import domain
 
 from joulelab.data.sources import SAMPLES, installed_version
@@ -21,6 +22,17 @@ _USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_
 for signum, usual in _USUAL.items():
     if signal.getsignal(signum) is signal.SIG_IGN:
         signal.signal(signum, usual)
+
+
+@pytest.fixture
+def joulelab():
+    """The command in this process: (exit code, stdout, stderr)."""
+
+    def call(*words):
+        done = joulelab_here(*words)
+        return done.returncode, done.stdout, done.stderr
+
+    return call
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import json
-import sys
 
 import pytest
 
@@ -9,22 +8,6 @@ def _own_store(monkeypatch, tmp_path):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("JOULELAB_RUNS", str(tmp_path / "store"))
-
-
-@pytest.fixture
-def joulelab(monkeypatch, capsys):
-    """The command in this process: (exit code, stdout, stderr)."""
-
-    def call(*words):
-        from joulelab.cli.main import main
-
-        monkeypatch.setattr(sys, "argv", ["joulelab", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

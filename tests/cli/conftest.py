@@ -1,5 +1,5 @@
 import sys
 from pathlib import Path
 
-for neighbor in ("cli", "distill"):  # for commands.py and perceptron.py, and for tiny_reviews.py next door
+for neighbor in ("cli", "distill"):  # for perceptron.py, and for tiny_reviews.py next door
     sys.path.insert(0, str(Path(__file__).parent.parent / neighbor))

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what the tests of this folder share
-for neighbor in ("", "distill", "cli"):  # for nvml_sim, rapl_tree, tiny_reviews and commands
+for neighbor in ("", "distill", "cli"):  # for nvml_sim, rapl_tree, commands and tiny_reviews
     sys.path.insert(0, str(Path(__file__).parent.parent / neighbor))
 
 from nvml_sim.fixtures import nvml_library, nvml_sim  # noqa: E402, F401

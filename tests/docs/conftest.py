@@ -1,5 +1,5 @@
 import sys
 from pathlib import Path
 
-for neighbor in ("cli", "docs"):  # for commands.py, and for documents.py, shared by the tests of this folder
+for neighbor in ("docs",):  # for documents.py, shared by the tests of this folder
     sys.path.insert(0, str(Path(__file__).parent.parent / neighbor))

@@ -36,21 +36,10 @@ def models(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def joulelab(monkeypatch, capsys, tmp_path):
+@pytest.fixture(autouse=True)
+def empty_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("JOULELAB_RUNS", str(tmp_path / "store"))
     monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        from joulelab.cli.main import main
-
-        monkeypatch.setattr(sys, "argv", ["joulelab", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 def runs(tmp_path):

@@ -56,13 +56,14 @@ def test_a_model_that_knows_the_answers_is_right_and_counted_question_by_questio
     chosen[3] = replace(chosen[3], prompt=[{"role": "user", "content": "w5 w6 " + requested(3)[0]["content"]}])
     wrong = [Question(requested(start), choices[start][0], choices[start]) for start in range(12)]
     ticks = []
-    right = grade_answers(
+    graded = grade_answers(
         model, tokenizer, [*chosen, *wrong], batch_size=4, max_new_tokens=4, tick=lambda *so_far: ticks.append(so_far)
     )
+    right = [answer.right for answer in graded]
     assert sum(right[:12]) >= 10 and sum(right[12:]) <= 2
     assert ticks[-1][0] == 24
     output_text = [Question(requested(0), " ".join(WORDS[4:12])), Question(requested(0), "w4 w4")]
-    assert grade_answers(model, tokenizer, output_text, batch_size=2, max_new_tokens=12)[1] is False
+    assert grade_answers(model, tokenizer, output_text, batch_size=2, max_new_tokens=12)[1].right is False
 
 
 @pytest.mark.parametrize(

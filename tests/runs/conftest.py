@@ -4,16 +4,14 @@ And runs whose pipeline is a function of the test.
 """
 
 import shutil
-import time
 
 import pytest
+from finished_run import make_finished_run
 
 from joulelab.lookup import PIPELINES
-from joulelab.meter.config import EnergyConfig
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
-from joulelab.runs.measure.result import MeasuredRun, MeasureSpec
 from joulelab.runs.spec import load_spec
 
 FAST = {"energy": {"sample_interval_s": 0.05, "estimate_cpu": True, "gpus": "none"}}
@@ -22,22 +20,7 @@ FAST = {"energy": {"sample_interval_s": 0.05, "estimate_cpu": True, "gpus": "non
 @pytest.fixture(scope="session")
 def finished_once(tmp_path_factory):
     store = tmp_path_factory.mktemp("finished") / "runs"
-    spec = MeasureSpec(name="made", label="the label", energy=EnergyConfig(estimate_cpu=True, gpus="none"))
-    measured = MeasuredRun(store, spec)
-    run = measured.begin()
-
-    def train(folder):
-        with run.stage("model.train") as stage:
-            end = time.monotonic() + 0.6
-            while time.monotonic() < end:
-                sum(range(10_000))
-            stage.count(samples=10, tokens=1000)
-            run.log(1, stage="model.train", loss=3.0)
-            run.log(2, stage="model.train", loss=2.0)
-
-    run.artifact("weights", kind="model", inputs={"a": 1}, parents=[], make=train)
-    measured.end("done")
-    return store
+    return make_finished_run(store)
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def edit(path, change):
 
 
 def test_a_note_that_this_version_says_in_two_is_not_missing_from_an_earlier_record(judged):
-    """The warning about an estimate contained the source of its constants, which is a note of its own now."""
+    """The warning about an estimate contained the source of its constants, which is a separate note now."""
 
     def say_it_in_one(record):
         notes = record["validity"]["notes"]

@@ -1,7 +1,6 @@
 """docs/add-a-trainer.md, followed literally, and mistakes in a user's trainer."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,21 +13,10 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "add-a-trainer.md").read_text(enco
 CPU = ["--estimate-cpu", "--device", "cpu", "energy.gpus=none"]
 
 
-@pytest.fixture
-def joulelab(monkeypatch, capsys, tmp_path):
+@pytest.fixture(autouse=True)
+def empty_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("JOULELAB_RUNS", str(tmp_path / "store"))
     monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        from joulelab.cli.main import main
-
-        monkeypatch.setattr(sys, "argv", ["joulelab", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 def test_the_guide_s_trainer_runs_and_changes_the_training(joulelab, tmp_path):

@@ -465,7 +465,7 @@ def print_settings(specs: Mapping[str, RunSpec], as_json: bool = False) -> None:
         print_lines(settings_lines(specs, shutil.get_terminal_size().columns), more="all settings, as YAML")
 
 
-# The title of a member stands for them.
+# The title of a member represents them.
 _IN_TITLE = ("name", "about", "label", "seed")
 
 

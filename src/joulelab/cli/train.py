@@ -156,7 +156,7 @@ def with_model(params: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError("no model was named", "`joulelab zoo` lists them; to try one: joulelab train gpt2 --size tiny")
     trainer = params.get("trainer")
     by_file = trainer is not None and is_trainer_file(trainer)
-    if by_file:  # a setting of its own; ddp and fsdp are ways in which any trainer runs
+    if by_file:  # a separate setting; ddp and fsdp are ways in which any trainer runs
         overrides = [f"trainer={Path(str(trainer)).expanduser().absolute()}", *overrides]
     return {**params, "model": model, "overrides": overrides, "trainer": None if by_file else trainer}
 

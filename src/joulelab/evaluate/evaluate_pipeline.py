@@ -14,7 +14,7 @@ from torch import nn
 from joulelab.data import sources
 from joulelab.data.inputs import input_bill, keep_recorded_commits
 from joulelab.evaluate.config import EvaluateSpec
-from joulelab.evaluate.exact_answers import Question, chance_level, graded_answers, read_questions
+from joulelab.evaluate.exact_answers import Question, chance_level, grade_answers, read_questions
 from joulelab.evaluate.harness import TaskFigure, harness_figures, import_harness, require_tasks
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.paths import read_json, write_json
@@ -107,7 +107,7 @@ def _graded(
         run.progress.advance(samples)
         run.stop.check()
 
-    graded = graded_answers(
+    graded = grade_answers(
         model, tokenizer, questions, batch_size=spec.batch_size, max_new_tokens=spec.max_new_tokens, tick=count
     )
     items = [

@@ -150,6 +150,11 @@ def chance_level(questions: Sequence[Question]) -> float | None:
     return sum(hits) / len(hits)
 
 
+class GradedAnswer(NamedTuple):
+    given: str
+    right: bool
+
+
 def grade_answers(
     model: nn.Module,
     tokenizer: Any,
@@ -158,30 +163,9 @@ def grade_answers(
     batch_size: int,
     max_new_tokens: int,
     tick: Tick = lambda samples, tokens: None,
-) -> list[bool]:
-    """Whether the model answers each question correctly, in order; `tick` is called with questions and tokens so
-    far."""
-    graded = graded_answers(
-        model, tokenizer, questions, batch_size=batch_size, max_new_tokens=max_new_tokens, tick=tick
-    )
-    return [one.right for one in graded]
-
-
-class GradedAnswer(NamedTuple):
-    given: str
-    right: bool
-
-
-def graded_answers(
-    model: nn.Module,
-    tokenizer: Any,
-    questions: Sequence[Question],
-    *,
-    batch_size: int,
-    max_new_tokens: int,
-    tick: Tick = lambda samples, tokens: None,
 ) -> list[GradedAnswer]:
-    """The model's answer to each question, in order, and whether it is right."""
+    """The model's answer to each question, in order, and whether it is right; `tick` is called with questions and
+    tokens so far."""
     choosing = [number for number, question in enumerate(questions) if question.choices]
     free = [number for number, question in enumerate(questions) if not question.choices]
     graded = [GradedAnswer("", False)] * len(questions)

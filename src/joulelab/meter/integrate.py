@@ -89,7 +89,7 @@ def machine_energy(trace: Trace, windows: Sequence[Window]) -> EnergyFigure:
     if not sensors["cpu"]:
         parts.append(device_energy(model, windows))
     duration_s = sum(end - start for start, end in windows) / NS
-    # The same for memory: the constant stands only where no DRAM domain is read.
+    # The same for memory: the constant is used only where no DRAM domain is read.
     constants = ["base"] if sensors["dram"] else ["base", "memory"]
     for name in constants:
         energy_j, error_rel = model.facts[f"{name}_w"] * duration_s, model.facts[f"{name}_error_rel"]

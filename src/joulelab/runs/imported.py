@@ -147,7 +147,7 @@ def _write_events(run: RunLog, paths: RunPaths, idle_s: tuple[float, float] | No
 
 
 def _with_idle(run: RunLog, idle_s: tuple[float, float] | None) -> list[tuple[int, int, StageLog]]:
-    """The stages in time; the idle segment of a power log is a stage of its own, outside the totals."""
+    """The stages in time; the idle segment of a power log is a separate stage, outside the totals."""
     placed = list(placed_stages(run))
     if idle_s is None or run.stages[0].power is None:
         return placed

@@ -154,12 +154,12 @@ def _exact_answers(context: CausalContext, model: nn.Module, stage: Stage) -> tu
         return (), None
     chat = bool(getattr(context.tokenizer, "chat_template", None))
     questions = read_questions(quality.answers, quality.answer_items, chat)
-    right = grade_answers(
+    graded = grade_answers(
         model, context.tokenizer, questions,
         batch_size=context.spec.eval_batch_size, max_new_tokens=quality.answer_tokens,
         tick=context.runner.counter(stage),
     )  # fmt: skip
-    return tuple(right), chance_level(questions)
+    return tuple(answer.right for answer in graded), chance_level(questions)
 
 
 def _harness(context: CausalContext, model: nn.Module) -> tuple[TaskFigure, ...]:

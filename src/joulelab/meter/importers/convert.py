@@ -171,9 +171,9 @@ def read_folder(folder: Path, rule: TimeRule) -> tuple[list[RunLog], list[str]]:
     notes: list[str] = []
     runs = list(groups)
     for path, stage in kept:
-        powers = [log for beside, log in others if isinstance(log, PowerLog) and beside.parent == path.parent]
+        powers = [log for other, log in others if isinstance(log, PowerLog) and other.parent == path.parent]
         if not stage.complete and powers:
-            continue  # the power log goes on after the last snapshot
+            continue  # the power log continues after the last snapshot
         runs.append(_run_log(path, stage_records.FORMAT_STAGE, [stage], list(notes_by_file.get(path, ()))))
     recorded = {path.parent for path, stage in singles if stage.complete}
     recorded |= {path.parent for run in groups for path in run.files}

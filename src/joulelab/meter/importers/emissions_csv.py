@@ -3,7 +3,7 @@
 Energies are in kWh. RAM is a constant per module and the CPU often a model, so nothing here is called measured and
 nothing is added to our joules. Three kinds of file have the same columns, and the content decides between them: with
 `task_name` a row is a task with its own energy; rows of one `run_id` with growing energy are cumulative, and the last
-one contains the run; other rows are runs of their own.
+one contains the run; other rows are separate runs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The tally for Prometheus: the endpoint of `monitor`, and of the recorder for `run` and `measure`.
 
 The families are made once per tick and served by prometheus-client from its own thread, as text or, where the client
-asks for it, as OpenMetrics. A registry of our own is used: the process-wide one would add the metrics of this process.
+asks for it, as OpenMetrics. A separate registry is used: the process-wide one would add the metrics of this process.
 Names carry base units (watts, joules, bytes, celsius, ratio) as Prometheus asks; a reading whose sensor fails is left
-out rather than repeated. Energy of a node's own meter and estimates have names of their own: neither may be added to
+out rather than repeated. Energy of a node's own meter and estimates have separate names: neither may be added to
 that of the components.
 """
 

@@ -25,7 +25,7 @@ import subprocess
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, Line, SensorUnavailable
@@ -229,8 +229,11 @@ def ipmi_present() -> bool:
     )
 
 
-class IpmiSensor(_MeterSensor):
-    fix = "`ipmitool dcmi power reading` must answer for this user"
+class _BmcSensor(_MeterSensor):
+    """A node's power by its management controller, whose calls are slow."""
+
+    device: ClassVar[str]
+    title: ClassVar[str]
 
     def __init__(self, config: EnergyConfig, pid: int) -> None:
         super().__init__(config, pid)
@@ -239,8 +242,17 @@ class IpmiSensor(_MeterSensor):
     def _find(self) -> list[Device]:
         if self._power_w() is None:
             return []
-        self._watts["node:ipmi"] = self._power_w
-        return [_device("node:ipmi", "IPMI node power", "node", "input power of the node, by its BMC", BMC_INTERVAL_S)]
+        self._watts[self.device] = self._power_w
+        return [_device(self.device, self.title, "node", "input power of the node, by its BMC", BMC_INTERVAL_S)]
+
+    @staticmethod
+    def _power_w() -> float | None:
+        raise NotImplementedError
+
+
+class IpmiSensor(_BmcSensor):
+    device, title = "node:ipmi", "IPMI node power"
+    fix = "`ipmitool dcmi power reading` must answer for this user"
 
     @staticmethod
     def _power_w() -> float | None:
@@ -257,23 +269,13 @@ def redfish_present() -> bool:
     return bool(os.environ.get(REDFISH))
 
 
-class RedfishSensor(_MeterSensor):
+class RedfishSensor(_BmcSensor):
     """`PowerConsumedWatts` of a Power resource, or the reading of an EnvironmentMetrics resource."""
 
+    device, title = "node:redfish", "Redfish node power"
     fix = (
         f"set {REDFISH} to the address of a Power or EnvironmentMetrics resource, and {REDFISH_LOGIN} to user:password"
     )
-
-    def __init__(self, config: EnergyConfig, pid: int) -> None:
-        super().__init__(config, pid)
-        self.interval_s = max(BMC_INTERVAL_S, config.sample_interval_s)
-
-    def _find(self) -> list[Device]:
-        if self._power_w() is None:
-            return []
-        self._watts["node:redfish"] = self._power_w
-        title, reason = "Redfish node power", "input power of the node, by its BMC"
-        return [_device("node:redfish", title, "node", reason, BMC_INTERVAL_S)]
 
     @staticmethod
     def _power_w() -> float | None:

@@ -1,4 +1,4 @@
-"""A store with one finished run that has a stage, metrics and an artifact: what the attacks on records start from."""
+"""A store with one finished run that has a stage, metrics, an artifact and energy by the CPU estimate."""
 
 import time
 
