@@ -95,13 +95,27 @@
   }
 
   const places = Array.from(document.querySelectorAll(".chart"));
-  const drawAll = () => Promise.all(places.map(draw));
+  const drawAll = () => Promise.all(places.filter((place) => specs[place.dataset.chart]).map(draw));
   drawAll();
   narrow.addEventListener("change", drawAll);
   // A part that opens draws the charts whose box has another width than they were drawn for.
   window.view.redraw = (part) => places
     .filter((place) => part.contains(place) && Number(place.dataset.width) !== place.clientWidth)
     .forEach(draw);
+
+  // Replaces a figure while its run goes on. Only data changes from one moment to the next: it is exchanged in the drawn
+  // chart, which is drawn again only if something else in the spec is different.
+  const form = ({ spec }) => JSON.stringify({ ...spec, datasets: Object.keys(spec.datasets || {}), description: "" });
+  window.view.update = async (name, figure) => {
+    const place = places.find((one) => one.dataset.chart === name);
+    if (!place) return;
+    const same = specs[name] && form(specs[name]) === form(figure);
+    specs[name] = figure;
+    const view = views.get(place);
+    if (!same || !view) { await draw(place); return; }
+    Object.entries(figure.spec.datasets || {}).forEach(([data, rows]) => view.data(data, rows));
+    await view.runAsync();
+  };
 
   async function move(state) {
     const now = params(state);

@@ -56,6 +56,10 @@
     },
     onChange(listener) { listeners.push(listener); },
   };
+  // Enter in a search field must not load the page again.
+  document.querySelectorAll("form.controls").forEach((form) => {
+    form.addEventListener("submit", (event) => event.preventDefault());
+  });
   window.addEventListener("hashchange", () => {
     state = read();
     listeners.forEach((notify) => notify(state, Object.keys(first)));

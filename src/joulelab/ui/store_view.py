@@ -1,0 +1,153 @@
+"""The table of all runs, kept up to date: read from the store's index once, then only what changes.
+
+A new, changed or removed run shows in the time stamps of the `run.json` files; a running run is polled as `joulelab
+watch` does it. Every row has the number of the refresh that changed it, so that any number of pages can ask for what
+changed since their last answer.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from joulelab.cluster.watch import LiveRun, RunWatcher, energy_text_of
+from joulelab.errors import JoulelabError
+from joulelab.report.store_page import LIST_TITLES, StoredRun, list_cells, stored_run_of
+from joulelab.report.tables.grid import Cell
+from joulelab.report.wording import NOTHING
+from joulelab.runs.groups import load_group
+from joulelab.runs.index import FOLDER, LISTING, IndexReporter, file_state, listed, read_row
+from joulelab.runs.paths import GROUPS_FOLDER
+from joulelab.runs.store import group_folders, run_files
+from joulelab.units import power_text
+
+TITLES = f"{LIST_TITLES}|Tags"
+REFRESH_S = 2.0
+# A refresh takes at most this share of one core, however large the store is.
+_LOAD = 0.1
+_MOST_GONE = 10_000
+_ENERGY = LIST_TITLES.split("|").index("Own energy>")
+_STATUS = LIST_TITLES.split("|").index("Status")
+
+
+class StoreView:
+    def __init__(self, store: Path) -> None:
+        self.store = store
+        self.problems: list[str] = []
+        self._lock = threading.Lock()
+        self._version = 0
+        self._due_s = 0.0
+        self._states: dict[str, str] = {}
+        self._rows: dict[str, tuple[int, str]] = {}
+        """Folder -> number of the refresh that changed the row, and the row as JSON."""
+        self._stored: dict[str, StoredRun] = {}
+        self._running: dict[str, RunWatcher] = {}
+        self._gone: list[tuple[int, str]] = []
+        self._groups: tuple[int, str] = (0, "[]")
+        self._groups_read: list[str] = []
+
+    def changes(self, since: int) -> str:
+        """JSON of the rows, removed runs and groups that changed after refresh `since`; 0: everything."""
+        with self._lock:
+            if time.monotonic() >= self._due_s:
+                began_s = time.thread_time()
+                self._refresh()
+                spent_s = time.thread_time() - began_s
+                self._due_s = time.monotonic() + max(REFRESH_S, spent_s / _LOAD)
+            rows = ",".join(row for version, row in self._rows.values() if version > since)
+            gone = [name for version, name in self._gone if version > since]
+            groups = self._groups[1] if self._groups[0] > since else "null"
+            return f'{{"version":{self._version},"rows":[{rows}],"gone":{json.dumps(gone)},"groups":{groups}}}'
+
+    def runs(self) -> list[StoredRun]:
+        """All runs, oldest first."""
+        with self._lock:
+            return sorted(self._stored.values(), key=lambda one: one.run.created_at)
+
+    def _refresh(self) -> None:
+        self._version += 1
+        self.problems = []
+        reporter = IndexReporter(self.problems.append)
+        files = run_files(self.store)
+        states = {name: file_state(file) for name, file in files.items()}
+        if self._version == 1:
+            for folder, listing in listed(self.store, reporter, [FOLDER, LISTING]):
+                self._take(folder, listing)
+        else:
+            for name in [name for name, state in states.items() if self._states.get(name) != state]:
+                self._read(name, reporter)
+        self._states = states
+        for name in [name for name in self._rows if name not in files]:
+            del self._rows[name], self._stored[name]
+            self._running.pop(name, None)
+            self._gone = [*self._gone[-_MOST_GONE:], (self._version, name)]
+        for name in list(self._running):
+            self._poll(name, reporter)
+        self._read_groups()
+
+    def _read(self, name: str, reporter: IndexReporter) -> None:
+        with suppress(OSError):  # removed meanwhile
+            row = read_row(self.store, name, (self.store / name / "run.json").stat(), reporter)
+            if row is not None:
+                self._take(name, row[LISTING])
+
+    def _take(self, folder: str, listing: str) -> None:
+        stored = self._stored[folder] = stored_run_of(listing)
+        if stored.run.status == "running":
+            self._running.setdefault(folder, RunWatcher(self.store / folder))
+        else:
+            self._running.pop(folder, None)
+        self._put(folder, row_data(folder, stored))
+
+    def _poll(self, name: str, reporter: IndexReporter) -> None:
+        try:
+            live = self._running[name].poll()
+        except (JoulelabError, OSError, ValueError):
+            return
+        if live.status == "running":
+            self._put(name, row_data(name, self._stored[name], live))
+        else:
+            self._read(name, reporter)
+
+    def _put(self, folder: str, data: dict[str, Any]) -> None:
+        row = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+        if folder not in self._rows or self._rows[folder][1] != row:
+            self._rows[folder] = (self._version, row)
+
+    def _read_groups(self) -> None:
+        place = self.store / GROUPS_FOLDER
+        folders = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+        if folders == self._groups_read:
+            return
+        rows = []
+        for folder in group_folders(self.store):
+            with suppress(JoulelabError, OSError):  # its runs are still listed
+                group = load_group(folder)
+                rows.append({"id": folder.name, "name": group.name, "about": group.about, "created": group.created_at})
+        # a group whose file is not written yet is read at the next refresh
+        self._groups_read = sorted(row["id"] for row in rows)
+        text = json.dumps(rows, ensure_ascii=False)
+        if text != self._groups[1]:
+            self._groups = (self._version, text)
+
+
+def row_data(folder: str, stored: StoredRun, live: LiveRun | None = None) -> dict[str, Any]:
+    """A row of the table: its texts, and the values that it is sorted by."""
+    run = stored.run
+    cells: list[Cell] = [*list_cells(stored), Cell(", ".join(run.tags) or NOTHING, ", ".join(run.tags))]
+    if live is not None:
+        now = ", ".join(filter(None, [live.stage, "" if live.power_w is None else power_text(live.power_w)]))
+        cells[_ENERGY] = Cell(energy_text_of(live), live.energy_j)
+        cells[_STATUS] = Cell(f"running: {now}" if now else "running", "running")
+    return {
+        "id": folder,
+        "cells": [str(cell) for cell in cells],
+        "values": [cell.value for cell in cells],
+        "status": "running" if live else run.status,
+        "group": run.group,
+        "tags": run.tags,
+    }

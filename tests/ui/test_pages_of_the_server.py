@@ -1,0 +1,79 @@
+"""Comparisons and trends of the web view are those of the report: same code, same numbers."""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from joulelab.report.compare.method_rows import select
+from joulelab.report.page import page_data, render, selection_page
+from joulelab.runs.store import group_folders, run_folders
+from joulelab.ui.run_view import report_in_child, report_so_far
+
+MADE = Path(__file__).parents[1] / "report" / "made_records.py"
+
+
+@pytest.fixture(scope="module")
+def made_store(tmp_path_factory):
+    spec = importlib.util.spec_from_file_location("made_records", MADE)
+    made = importlib.util.module_from_spec(spec)
+    sys.modules["made_records"] = made
+    spec.loader.exec_module(made)
+    store = tmp_path_factory.mktemp("store")
+    made.write_group(store, made.demo_records())
+    return store
+
+
+@pytest.fixture(scope="module")
+def pages(made_store, start_server):
+    running = start_server(made_store)
+    yield running
+    running.end()
+
+
+def embedded(html):
+    return json.loads(re.search(r'id="report-data">(.*?)</script>', html).group(1))
+
+
+def test_a_comparison_has_the_numbers_of_the_report_with_the_slider_and_all_exports(pages, made_store):
+    (group,) = group_folders(made_store)
+    expected = selection_page(select(made_store, [str(group)]), made_store)
+    status, _, html = pages.get(f"/groups/{group.name}")
+    assert status == 200
+    assert embedded(html) == json.loads(json.dumps(page_data(expected)))
+    assert 'id="students"' in html, "the slider for students that share the teacher"
+    for what in ("md", "tex", "csv", "json"):
+        assert f'data-download="{what}"' in html
+    runs = "&".join(f"run={folder.name}" for folder in run_folders(made_store))
+    status, _, chosen = pages.get(f"/compare?{runs}")
+    expected = selection_page(select(made_store, [str(folder) for folder in run_folders(made_store)]), made_store)
+    assert (status, embedded(chosen)) == (200, json.loads(json.dumps(page_data(expected))))
+    status, headers, offline = pages.get(f"/report.html?group={group.name}")
+    assert status == 200 and headers["content-disposition"].startswith("attachment")
+    assert embedded(offline) == embedded(html) and "<script src=" not in offline
+    assert len(offline) == len(render(selection_page(select(made_store, [str(group)]), made_store)))
+
+
+def test_the_table_has_teacher_share_quality_and_groups_and_the_trend_is_that_of_the_store_page(pages, made_store):
+    data = json.loads(pages.get("/api/runs")[2])
+    assert len(data["rows"]) == len(run_folders(made_store)) and [one["name"] for one in data["groups"]]
+    shares = [row["cells"][5] for row in data["rows"]]
+    assert any(share.endswith("%") for share in shares)
+    trend = json.loads(pages.get("/api/trend")[2])
+    assert trend["spec"]["datasets"]["trend"]
+
+
+def test_a_removed_run_leaves_the_table_and_its_page_says_so(pages, made_store):
+    version = json.loads(pages.get("/api/runs")[2])["version"]
+    assert version >= 1
+    status, _, html = pages.get("/runs/gone-20260101T000000Z-0000")
+    assert status == 404 and "unknown run" in html and "<script" not in html.replace('<script type="application', "")
+
+
+def test_a_long_run_is_read_by_a_process_that_ends_with_the_same_result(store):
+    (run,) = run_folders(store)
+    here, there = report_so_far(run), report_in_child(run)
+    assert (there.tiles, there.grids, there.specs()) == (here.tiles, here.grids, here.specs())
