@@ -28,6 +28,7 @@ from joulelab.runs.paths import read_json
 from joulelab.runs.spec import RunSpec
 from joulelab.units import size_text
 from joulelab.zoo.norms.encoder_shapes import SHAPES, Norm
+from joulelab.zoo.quantization import WEIGHT_BYTES, Quantization, is_quantized, require_quantization
 from joulelab.zoo.registry import PUBLISHED, WorkloadRequest, find_model, is_file, require_packages
 
 Prompt = str | list[dict[str, str]]
@@ -80,7 +81,7 @@ def default_thread_count() -> int:
     return min(int(value), usable_cores()) if value.isdecimal() and int(value) > 0 else usable_cores()
 
 
-Dtype = Literal["fp32", "tf32", "autocast-bf16", "autocast-fp16", "bf16", "fp16"]
+Dtype = Literal["fp32", "tf32", "autocast-bf16", "autocast-fp16", "bf16", "fp16", Quantization]
 Mode = Literal["eager", "compiled", "cuda-graph", "reduce-overhead", "fastest"]
 GPU_MODES = ("cuda-graph", "reduce-overhead")
 IDLE_S = 5.0
@@ -130,7 +131,8 @@ class InferSpec(RunSpec):
     seq_lengths: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Tokens per sequence, for text models; empty: 128, or the default of a zoo model."""
     dtypes: tuple[Dtype, ...] = ("fp32",)
-    """fp32, tf32, autocast-bf16 or autocast-fp16 (fp32 weights, cast in every call), bf16 or fp16 (cast once)."""
+    """fp32, tf32, autocast-bf16 or autocast-fp16 (fp32 weights, cast in every call), bf16 or fp16 (cast once); for
+    samples, folders and hub ids also quantized weights: int8, nf4 (bitsandbytes), fp8, fp8-weights, int4 (torchao)."""
     modes: tuple[Mode, ...] = ()
     """eager, compiled, cuda-graph, reduce-overhead (torch.compile with CUDA graphs), or fastest (the best of several
     trials). Empty: eager; for generation on a GPU cuda-graph, as servers do."""
@@ -209,6 +211,11 @@ class InferSpec(RunSpec):
             raise ValueError(f"size applies to models of `joulelab zoo`; {self.model} has one size")
         if self.weights and self.kind == "pretrained":
             raise ValueError(f"weights applies to built-in and zoo models; {self.model} has its own weights")
+        quantized = [dtype for dtype in self.dtypes if is_quantized(dtype)]
+        if quantized and self.kind != "pretrained":
+            raise ValueError(
+                f"dtypes: {quantized[0]} weights are for a sample, folder or hub id; {self.model} is none of these"
+            )
         if self.tune and "fastest" not in self.modes:
             raise ValueError("tune requires the mode fastest, which is not in modes")
         for name in _ONLY_FOR_GENERATION:
@@ -259,8 +266,9 @@ class InferSpec(RunSpec):
                 for norm, dtype, mode in product(self.norms or (None,), self.dtypes, self.modes or ("eager",))
             ]
 
-    def decoding_modes(self, on_gpu: bool) -> tuple[Mode, ...]:
-        return self.modes or (("cuda-graph",) if on_gpu else ("eager",))
+    def decoding_modes(self, on_gpu: bool, dtype: str = "fp32") -> tuple[Mode, ...]:
+        # int8 looks for outliers on the host in every product, which a CUDA graph cannot contain.
+        return self.modes or (("cuda-graph",) if on_gpu and dtype != "int8" else ("eager",))
 
     @property
     def is_text_encoder(self) -> bool:
@@ -335,6 +343,9 @@ class InferSpec(RunSpec):
                 raise UsageError(
                     f"mode {mode} uses CUDA graphs, but the device is a CPU", "use eager, compiled or fastest"
                 )
+        for dtype in self.dtypes:
+            if is_quantized(dtype):
+                require_quantization(dtype, gpu)
         if "tf32" in self.dtypes and not gpu:
             raise UsageError("tf32 exists on GPUs only, but the device is a CPU", "use fp32")
         if self.threads > usable_cores():
@@ -479,7 +490,15 @@ def require_tokenizer(model: str) -> None:
 
 # Memory: a lower bound from what the files and settings say, compared with what is free.
 
-_BYTES = {"fp32": 4, "tf32": 4, "autocast-bf16": 4, "autocast-fp16": 4, "bf16": 2, "fp16": 2}
+_BYTES: Mapping[str, float] = {
+    "fp32": 4,
+    "tf32": 4,
+    "autocast-bf16": 4,
+    "autocast-fp16": 4,
+    "bf16": 2,
+    "fp16": 2,
+    **WEIGHT_BYTES,
+}
 _LARGEST_HEADER = 100_000_000
 
 
@@ -503,7 +522,7 @@ def require_memory(spec: InferSpec, on_gpu: bool, prompt_tokens: int) -> None:
 
 def _weight_bytes(spec: InferSpec) -> int:
     """All precisions and norms are in memory at the same time; for generation one after the other."""
-    each = [_parameters(spec) * _BYTES[dtype] for dtype in spec.dtypes]
+    each = [int(_parameters(spec) * _BYTES[dtype]) for dtype in spec.dtypes]
     return max(each) if spec.generate else sum(each) * max(1, len(spec.norms))
 
 
@@ -537,7 +556,7 @@ def _safetensors_parameters(file: Path) -> int:
 
 def _item_bytes(spec: InferSpec, prompt_tokens: int) -> int:
     """Input, the largest activation and, for generation, the cache of one item; 0 where the shape is not known."""
-    each = min(2 if "16" in dtype else 4 for dtype in spec.dtypes)
+    each = min(2 if "16" in dtype or is_quantized(dtype) else 4 for dtype in spec.dtypes)
     if spec.kind == "encoder":
         shape = SHAPES[spec.model]
         tokens = shape.patches + 1 if shape.kind == "image" else max(spec.seq_lengths or (128,))

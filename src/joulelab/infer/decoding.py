@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from joulelab.errors import ConfigError, JoulelabError
-from joulelab.infer.config import Case, InferSpec, Prompt, read_prompts
+from joulelab.infer.config import Case, InferSpec, Prompt, gguf_file, read_prompts
 from joulelab.infer.energy import ItemWindow, energy_per_item
 from joulelab.infer.generation.cache import PaddedPrompts, rewind_cache
 from joulelab.infer.generation.completions import encode_prompt
@@ -42,6 +42,7 @@ from joulelab.runs.context import RunContext
 from joulelab.train.devices import reset_peak_memory, resolve_device
 from joulelab.train.stats.step_energy import energy_reader
 from joulelab.zoo.pretrained import import_transformers, load_tokenizer, seeded_init
+from joulelab.zoo.quantization import is_quantized
 
 _BLOCK = 64
 _CHECKED_STEPS = 4
@@ -226,7 +227,7 @@ def run_generation(run: RunContext, spec: InferSpec) -> None:
 
 
 def _cases(spec: InferSpec, dtype: Any, device: torch.device) -> list[Case]:
-    modes = spec.decoding_modes(device.type == "cuda")
+    modes = spec.decoding_modes(device.type == "cuda", dtype)
     return [Case(batch_size, 0, mode, dtype) for batch_size in spec.batch_sizes for mode in modes]
 
 
@@ -271,7 +272,16 @@ def _measure(
         read = random_BT.to(device) if prompts is None else prompts.batches(case.batch_size, device)
         with autocast_context(case.dtype, device):
             decoder = Decoder(model, read, spec.new_tokens)
-            decoder.prepare(case.mode)
+            try:
+                decoder.prepare(case.mode)
+            except (RuntimeError, JoulelabError) as error:
+                # The kernels of a quantization library may not be capturable; only what was asked for is an error.
+                if not is_quantized(case.dtype) or spec.modes:
+                    raise
+                reason = (str(error) or type(error).__name__).splitlines()[0][:120]
+                run.note(f"{case.dtype}: decoding runs eagerly, because mode {case.mode} failed: {reason}")
+                case = replace(case, mode="eager")
+                decoder = Decoder(model, read, spec.new_tokens)
             decoder.response()
         memory_bytes = row_memory_bytes(model, device, before)
     work = (
@@ -335,6 +345,7 @@ def _record_results(
             "why_no_energy": why_not,
             "memory_bytes": part.memory_bytes,
             "device": device.type,
+            "dequantized": gguf_file(spec.model) is not None,
             "threads": spec.usable_threads,
             "stopped": stop_reason_text(part, spec),
             "state": machine_state(run.meter.trace_path, [found.window for found in part.rounds]),

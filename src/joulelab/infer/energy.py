@@ -22,7 +22,7 @@ from joulelab.runs.attempt_data import IdlePower
 from joulelab.stats import mean_t
 
 Window = tuple[int, int]
-ItemWindow = tuple[Window, int]
+ItemWindow = tuple[Window, float]
 """A window and the items in it."""
 Reader = Callable[[Sequence[Window]], EnergyFigure]
 # Ten refreshes of a GPU's energy counter.

@@ -5,7 +5,8 @@ microseconds each. A CUDA graph launches them together. What remains is the numb
 the GPU, which compilation and autotuning change.
 
 Precisions: `autocast-*` keeps fp32 weights and casts them in every call, as `with torch.autocast(...)` does; `bf16` and
-`fp16` cast weights and inputs once. `fp32` is IEEE fp32, without tf32 in matrix products.
+`fp16` cast weights and inputs once. `fp32` is IEEE fp32, without tf32 in matrix products. Quantized weights (int8, nf4,
+...) come with bf16 activations.
 
 The mode `fastest` tries recipes on a truncated model for a quarter of a second each and runs the whole model with the
 best. Which attention kernel is fastest for 197 tokens, or whether autotuned matrix kernels beat the library's, has to
@@ -27,6 +28,8 @@ from torch.utils.benchmark import Timer
 
 from joulelab.train.optim import float32_matmul_precision
 from joulelab.zoo.norms.encoders import Encoder
+from joulelab.zoo.quantization import QUANTIZATIONS, is_quantized
+from joulelab.zoo.quantized_layers import quantize
 
 _WARM_UP_CALLS = 3
 
@@ -56,10 +59,17 @@ def capture_cuda_graph(run: Callable[[], Any]) -> Callable[[], Any]:
     return replay
 
 
-_TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Activations of a model with quantized weights are bfloat16.
+_TORCH_DTYPES: dict[str, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    **dict.fromkeys(QUANTIZATIONS, torch.bfloat16),
+}
 
 
 def cast_model(model: nn.Module, dtype: str) -> nn.Module:
+    if is_quantized(dtype):
+        return quantize(model, dtype)  # type: ignore[no-any-return]
     return model.to(_TORCH_DTYPES[dtype]) if dtype in _TORCH_DTYPES else model
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -153,6 +154,24 @@ def causal_lm_config(name: str) -> Any:
             "use one such as sample:smollm2",
         )
     return config
+
+
+def declared_generation(name: str) -> Any:
+    """`config` and `generation_config` (None if there is none) of a model, without its weights."""
+    place = _locate_model(name)
+    transformers = import_transformers()
+    found = None
+    with quiet_transformers(transformers), suppress(OSError):
+        found = transformers.GenerationConfig.from_pretrained(
+            place.folder_or_id, **({"revision": place.revision} if place.revision else {})
+        )
+    return SimpleNamespace(config=causal_lm_config(name), generation_config=found)
+
+
+def servable_model(name: str) -> tuple[str, str | None] | None:
+    """Folder or hub id and revision, as other programs load it; None for a file that only some of them read."""
+    place = _locate_model(name)
+    return None if place.gguf_file else (place.folder_or_id, place.revision)
 
 
 def load_pretrained(kind: Any, name: str) -> torch.nn.Module:

@@ -1,4 +1,4 @@
-"""A small server of the OpenAI protocol over a model folder, by transformers' own `generate`, in a process of its own.
+"""A small server of the OpenAI protocol over a model folder, by transformers' own `generate`, in a separate process.
 It shares no code with what it is used to test."""
 
 import json
@@ -20,26 +20,45 @@ def load(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder).eval(), tokenizer
 
 
+def score(model, body):
+    """vLLM's prompt_logprobs: the most likely tokens of every position but the first, and the prompt's own."""
+    ids = body["prompt"]
+    with torch.no_grad():
+        logs = torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), -1)
+    found = [None]
+    for place, token in enumerate(ids[1:]):
+        best = {*logs[place].topk(body["prompt_logprobs"]).indices.tolist(), token}
+        found.append({str(one): {"logprob": float(logs[place, one])} for one in best})
+    choice = {"index": 0, "finish_reason": "length", "text": "", "prompt_logprobs": found}
+    return {"choices": [choice], "usage": {"prompt_tokens": len(ids), "completion_tokens": 1}}
+
+
 def complete(model, tokenizer, body, chat):
+    if "prompt_logprobs" in body:
+        return score(model, body)
     if chat:
         text = tokenizer.apply_chat_template(body["messages"], tokenize=False, add_generation_prompt=True)
     else:
         text = body["prompt"]
-    ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+    own = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
+    ids = torch.tensor([own])
+    ends = body.get("stop_token_ids") or [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
     sampling = {"do_sample": False}
     if body["temperature"]:
         sampling = {"do_sample": True, "temperature": body["temperature"], "top_p": body["top_p"], "top_k": 0}
         torch.manual_seed(body["seed"])
-    found = model.generate(
-        ids,
-        max_new_tokens=body["max_tokens"],
-        eos_token_id=[tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")],
-        pad_token_id=0,
-        **sampling,
-    )[0, ids.shape[1] :].tolist()
-    ended = found[-1] in (tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    whole = model.generate(ids, max_new_tokens=body["max_tokens"], eos_token_id=ends, pad_token_id=0, **sampling)
+    found = whole[0, ids.shape[1] :].tolist()
+    ended = found[-1] in ends
     reported = tokenizer.decode(found, skip_special_tokens=True)
     choice = {"index": 0, "finish_reason": "stop" if ended else "length"}
+    if body.get("return_token_ids"):
+        choice["token_ids"] = found
+    if body.get("logprobs"):
+        with torch.no_grad():
+            logs = model(whole).logits[0, ids.shape[1] - 1 : -1].log_softmax(-1)
+        each = logs.gather(-1, torch.tensor(found)[:, None]).squeeze(-1).tolist()
+        choice["logprobs"] = {"content": [{"logprob": one} for one in each]} if chat else {"token_logprobs": each}
     choice |= {"message": {"role": "assistant", "content": reported}} if chat else {"text": reported}
     return {"choices": [choice], "usage": {"prompt_tokens": ids.shape[1], "completion_tokens": len(found)}}
 

@@ -5,10 +5,12 @@ import pytest
 import torch
 from tiny_lm import make_model, make_tokenizer
 
+from joulelab.infer.generation import engine as engine_module
 from joulelab.infer.generation import static_decoder
 from joulelab.infer.generation.engine import TransformersGenerator
+from joulelab.infer.generation.fused_layers import FusedLayers
 from joulelab.infer.generation.settings import GenerationSettings
-from joulelab.infer.generation.static_decoder import StaticDecoder, compiling_pays, supports_static_decoder
+from joulelab.infer.generation.static_decoder import StaticDecoder, check_model, compiling_pays
 
 PROMPTS = [[5, 6, 7, 8, 9], [11], [12, 13], [20, 21, 22, 23, 24, 25, 26], [30, 31, 32]]
 SAMPLED = GenerationSettings(max_new_tokens=24, do_sample=True, temperature=0.9, top_p=0.9, n=2)
@@ -57,7 +59,7 @@ def test_rows_that_move_to_a_smaller_batch_continue_unchanged(monkeypatch, small
     monkeypatch.setattr(static_decoder, "_SMALLEST_BUCKET", smallest)
     monkeypatch.setattr(static_decoder, "_MIN_STEPS_LEFT", 1)
     model, numbers = make_model(), numbers_of(PROMPTS, SAMPLED)
-    whole, whole_sums = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
+    whole, whole_logs = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
     last_of = {tuple(tokens.tolist()): 3 * place % 24 for place, tokens in enumerate(whole)}
     texts = [tuple(tokens.tolist()) for tokens in whole]
 
@@ -67,10 +69,11 @@ def test_rows_that_move_to_a_smaller_batch_continue_unchanged(monkeypatch, small
         return last if begin <= last < end else None
 
     decoder = StaticDecoder(model, 10, 40, SAMPLED)
-    found, sums = decoder.decode(PROMPTS, numbers, finished_at)
+    found, logs = decoder.decode(PROMPTS, numbers, finished_at)
     assert [tokens.tolist() for tokens in found] == [list(text[: last_of[text] + 1]) for text in texts]
     assert (len(decoder._run) > 1) == (smallest == 1)
-    assert all(sums[place] > whole_sums[place] for place in range(10))  # fewer tokens
+    assert all(np.allclose(own, every[: len(own)], atol=1e-5) for own, every in zip(logs, whole_logs, strict=True))
+    assert [len(own) for own in logs] == [len(tokens) for tokens in found]
     again, _ = decoder.decode(PROMPTS[:2], numbers[:4], never)
     assert [tokens.tolist() for tokens in again] == [tokens.tolist() for tokens in whole[:4]]
 
@@ -87,9 +90,11 @@ def test_a_compiled_layer_gives_the_same_tokens(monkeypatch):
     decoder.decode(PROMPTS, numbers, never)  # allocates the slots
     numbers_before = [layer.self_attn.layer_idx for layer in model.model.layers]
 
+    layer = static_decoder.compile_layer(model, backend="eager", dynamic=False)
+
     def compiled(bucket):
         def step():
-            with static_decoder.compiled_layers(model, decoder._cache, backend="eager"):
+            with decoder._prepared_model(), static_decoder.compiled_layers(model, decoder._cache.slots, layer):
                 decoder._decode_one(bucket)
 
         return step
@@ -101,13 +106,81 @@ def test_a_compiled_layer_gives_the_same_tokens(monkeypatch):
     assert [layer.self_attn.layer_idx for layer in model.model.layers] == numbers_before
 
 
+def test_joined_layers_give_the_same_tokens_and_follow_the_weights():
+    model, numbers = make_model(), numbers_of(PROMPTS, SAMPLED)
+    layers, attention = FusedLayers(model), type(model.model.layers[0].self_attn)
+    joined = StaticDecoder(model, 10, 40, SAMPLED, fused=layers)
+    assert layers.present
+    for _ in range(2):
+        expected, _ = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
+        found, _ = joined.decode(PROMPTS, numbers, never)
+        assert [tokens.tolist() for tokens in found] == [tokens.tolist() for tokens in expected]
+        with torch.no_grad():  # as a training step does
+            for parameter in model.parameters():
+                parameter.mul_(1.3)
+    assert type(model.model.layers[0].self_attn) is attention
+    assert isinstance(model.model.layers[0].self_attn.q_proj, torch.nn.Linear)
+
+
+def test_layers_that_only_look_alike_are_found_by_their_logits():
+    """In OLMo 2 the norm of this name follows the attention."""
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    torch.manual_seed(0)
+    model = Olmo2ForCausalLM(Olmo2Config(**shape, intermediate_size=32, vocab_size=64, pad_token_id=0)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    assert static_decoder._same_logits(model)
+    assert not static_decoder._same_logits(model, FusedLayers(model))
+
+
+def test_prompts_read_by_a_compiled_layer_give_the_same_tokens():
+    """One compilation for all lengths and numbers of prompts."""
+    import torch._dynamo as dynamo
+
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    model, numbers = make_model(), numbers_of(PROMPTS, SAMPLED)
+    expected, _ = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
+    decoder = StaticDecoder(model, 10, 40, SAMPLED, compile_prompts=True)
+    decoder._prompt_layer = static_decoder.compile_layer(model, backend="eager", dynamic=True)
+    for some in (PROMPTS, PROMPTS[2:], PROMPTS[::-1], PROMPTS):
+        found, _ = decoder.decode(some, numbers[: 2 * len(some)], never)
+    assert [tokens.tolist() for tokens in found] == [tokens.tolist() for tokens in expected]
+    assert dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_generator_keeps_its_decoder_and_checks_its_model_once(monkeypatch):
+    checked = []
+    monkeypatch.setattr(engine_module, "check_model", lambda model: checked.append(1) or check_model(model))
+    generator = TransformersGenerator(
+        make_model(), make_tokenizer(), SAMPLED, identity="tiny", batch_size=4, cache="fixed"
+    )
+    first = [answer.ids for answers in generator.generate(["w1 w2", "w3"]) for answer in answers]
+    decoder = generator._decoder
+    assert [answer.ids for answers in generator.generate(["w1 w2"]) for answer in answers] == first[:2]
+    assert generator._decoder is decoder and len(checked) == 1
+    list(generator.generate(["w1", "w2", "w3"]))
+    assert generator._decoder is not decoder  # more rows
+
+
+def test_a_model_without_full_attention_is_noted(monkeypatch):
+    notes = []
+    monkeypatch.setattr(engine_module, "check_model", lambda model: static_decoder.ModelSupport(False))
+    generator = TransformersGenerator(make_model(), make_tokenizer(), SAMPLED, identity="tiny", note=notes.append)
+    assert not generator._supported().slots
+    assert "it generates with a cache that grows" in notes[0]
+
+
 def test_a_model_with_a_sliding_window_uses_the_growing_cache():
     from transformers import MistralConfig, MistralForCausalLM
 
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     config = MistralConfig(**shape, intermediate_size=32, vocab_size=64, sliding_window=4)
-    assert not supports_static_decoder(MistralForCausalLM(config).eval())
-    assert supports_static_decoder(make_model())
+    assert not check_model(MistralForCausalLM(config).eval()).slots
+    assert check_model(make_model()).slots
 
 
 def test_compiling_pays_for_many_rows_or_many_steps():
@@ -117,11 +190,11 @@ def test_compiling_pays_for_many_rows_or_many_steps():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "positions"), [(37, 192), (1, 1152), (3, 512)])
 @pytest.mark.parametrize(("heads", "heads_kv", "size"), [(9, 3, 64), (8, 8, 128), (16, 1, 32)])
-def test_kernel_equals_attention_of_torch(heads, heads_kv, size):
+def test_kernel_equals_attention_of_torch(heads, heads_kv, size, rows, positions):
     from joulelab.infer.generation.decode_kernel import attend_slots
 
-    rows, positions = 37, 192
     torch.manual_seed(0)
     query = torch.randn(rows, heads, size, device="cuda", dtype=torch.bfloat16)
     key, value = torch.randn(2, rows, positions, heads_kv, size, device="cuda", dtype=torch.bfloat16).unbind(0)
@@ -136,6 +209,30 @@ def test_kernel_equals_attention_of_torch(heads, heads_kv, size):
         attn_mask=seen,
     )[:, :, 0]
     assert (found.float() - expected).abs().max() < 0.02
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "gated", "norm"),
+    [(960, 576, False, True), (576, 1536, True, False), (100, 2050, False, False)],
+)
+def test_linear_kernel_equals_the_layers_of_torch(outputs, inputs, gated, norm):
+    from torch.nn.functional import linear, rms_norm, silu
+
+    from joulelab.infer.generation.decode_kernel import linear_row
+
+    torch.manual_seed(0)
+    x = torch.randn(1, 1, inputs * (1 + gated), device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) / inputs**0.5
+    scale = torch.rand(inputs, device="cuda", dtype=torch.bfloat16) + 0.5 if norm else None
+    found = linear_row(x, weight, None, scale, 1e-5, gated).float()
+    given = x.float()
+    if gated:
+        given = silu(given[..., :inputs]) * given[..., inputs:]
+    if scale is not None:
+        given = rms_norm(given, (inputs,), scale.float(), 1e-5)
+    expected = linear(given, weight.float())
+    assert (found - expected).norm() / expected.norm() < 0.01
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -42,6 +43,8 @@ class Completion:
     """Under the model at temperature 1 without filters; None if unknown."""
     prompt_tokens: int | None = None
     """None if unknown."""
+    log_probabilities: tuple[float, ...] = ()
+    """Of each token in `ids`, as in `log_probability_sum`; empty unless the generator was asked for them."""
 
     @property
     def mean_log_probability(self) -> float | None:
@@ -50,15 +53,19 @@ class Completion:
         return self.log_probability_sum / self.tokens
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        value = asdict(self)
+        if not self.log_probabilities:
+            del value["log_probabilities"]
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Completion:
-        return cls(**{**value, "ids": tuple(value["ids"])})
+        logs = tuple(value.get("log_probabilities", ()))
+        return cls(**{**value, "ids": tuple(value["ids"]), "log_probabilities": logs})
 
 
 class Generator(Protocol):
-    """Generates completions for prompts."""
+    """Generates completions for prompts. One that holds more than memory has `close()`, see `close_generator`."""
 
     @property
     def settings(self) -> GenerationSettings: ...
@@ -77,6 +84,20 @@ class Generator(Protocol):
 
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[list[Completion]]:
         """For every prompt, in order, its `settings.n` completions."""
+
+
+def close_generator(generator: Generator) -> None:
+    """Release what the generator holds, such as the process of an engine."""
+    # Engines of other packages and models in this process hold nothing but memory.
+    getattr(generator, "close", lambda: None)()
+
+
+@contextmanager
+def closing_generator(generator: Generator) -> Iterator[Generator]:
+    try:
+        yield generator
+    finally:
+        close_generator(generator)
 
 
 class EngineFactory(Protocol):
@@ -262,8 +283,21 @@ def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
     return ids
 
 
+def encode_prompts(tokenizer: Any, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """The same for many; plain texts in one call, which tokenizes them in parallel."""
+    if prompts and all(isinstance(prompt, str) and prompt for prompt in prompts):
+        found = tokenizer(list(prompts))["input_ids"]
+        encoded = [_without_end(tokenizer, str(text), list(ids)) for text, ids in zip(prompts, found, strict=True)]
+        if all(encoded):
+            return encoded
+    return [encode_prompt(tokenizer, prompt) for prompt in prompts]
+
+
 def _encode_text(tokenizer: Any, text: str) -> list[int]:
-    ids = list(tokenizer(text)["input_ids"])
+    return _without_end(tokenizer, text, list(tokenizer(text)["input_ids"]))
+
+
+def _without_end(tokenizer: Any, text: str, ids: list[int]) -> list[int]:
     # Some tokenizers append an end token; after it the model would generate nothing.
     while ids and len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(tokenizer.eos_token):
         ids.pop()

@@ -9,6 +9,7 @@ Shapes: R rows, one per answer of each prompt; V vocabulary; S steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,18 +32,20 @@ from joulelab.infer.generation.completions import (
     Completion,
     FinishReason,
     Prompt,
-    encode_prompt,
+    encode_prompts,
     end_ids,
     truncate_at_stop,
 )
 from joulelab.infer.generation.sampler import StopTexts, answer_random_numbers, sample_tokens
 from joulelab.infer.generation.settings import CacheKind, GenerationSettings
 from joulelab.infer.generation.static_decoder import (
+    ModelSupport,
     SetupNote,
     StaticDecoder,
+    check_model,
     compiling_pays,
+    compiling_prompts_pays,
     rows_that_fit,
-    supports_static_decoder,
 )
 
 StopCheck = Callable[[list[int]], bool]
@@ -53,12 +56,12 @@ class PartialCompletion:
     """An answer during decoding."""
 
     ids: list[int] = field(default_factory=list)
-    log_probability_sum: float = 0.0
+    log_probabilities: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     def append(self, token: int, log_probability: float, ends: StopCheck, limit: int) -> None:
         self.ids.append(token)
-        self.log_probability_sum += log_probability
+        self.log_probabilities.append(log_probability)
         if ends(self.ids):
             self.finish_reason = "stop"
         elif len(self.ids) == limit:
@@ -160,7 +163,7 @@ def _stopping_criteria(ends: StopCheck, begin: int) -> Any:
 
 def _beam_completion(ids: list[int], logs: list[float], settings: GenerationSettings) -> PartialCompletion:
     """A beam shorter than the limit ended with an end token or stop text; a full one may be truncated."""
-    return PartialCompletion(ids, sum(logs), None if len(ids) == settings.max_new_tokens else "stop")
+    return PartialCompletion(ids, logs, None if len(ids) == settings.max_new_tokens else "stop")
 
 
 # Capturing a step takes less than a second and saves about 30 ms per step of a small model.
@@ -184,29 +187,39 @@ class TransformersGenerator:
         cache: CacheKind = "auto",
         compile_step: bool | None = None,
         whole: Sequence[Prompt] = (),
+        log_probabilities: bool = False,
         note_setup: SetupNote = lambda activity, begin_ns, end_ns: None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`model` is on its device, in its precision; `batch_size` counts prompts. `compile_step` None: if that saves
-        energy for the work at hand. `note_setup` gets the times of compilations and captures.
+        energy for the work at hand. `log_probabilities` keeps those of each token. `note_setup` gets the times of
+        compilations and captures, `note` remarks for the user.
+
+        Decoders are kept: a later call with prompts that fit reuses the captured steps, and reads the weights as they
+        are then, so a model that is trained between calls generates with its new weights.
 
         `whole`: all prompts of the work, if `generate` gets a part of them (after a resume, or a shard). Shapes are
         chosen for these: floating-point results depend slightly on shapes, and a part must generate the same text.
         """
         self.settings, self.identity, self.prompts_at_once = settings, identity, batch_size
         self._model, self._tokenizer, self._cache, self._whole = model, tokenizer, cache, whole
-        self._compile_step, self._note_setup = compile_step, note_setup
+        self._compile_step, self._note_setup, self._note = compile_step, note_setup, note
+        self._log_probabilities = log_probabilities
+        self._decoder: StaticDecoder | None = None
+        self._support: ModelSupport | None = None
         self._device = next(model.parameters()).device
         self._end_ids = end_ids(model, tokenizer)
         self._words = vocab_size_of(tokenizer)
         self._stops = StopTexts(tokenizer, settings.stop)
 
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[list[Completion]]:
-        encoded = [encode_prompt(self._tokenizer, prompt) for prompt in prompts]
-        self._require_room(encoded)
-        reader = self._reader([encode_prompt(self._tokenizer, prompt) for prompt in self._whole] or encoded)
+        encoded = encode_prompts(self._tokenizer, prompts)
+        longest = max((len(prompt) for prompt in encoded), default=0)
+        require_positions(self._model.config, longest, self.settings.max_new_tokens)
+        reader = self._reader(encode_prompts(self._tokenizer, self._whole) or encoded)
         for start in range(0, len(encoded), self.prompts_at_once):
             batch = encoded[start : start + self.prompts_at_once]
-            with self._eval_mode(), _explain_out_of_memory(self.prompts_at_once):
+            with _explain_out_of_memory(self.prompts_at_once):
                 completions = self._decode(reader, batch)
             for number, prompt in enumerate(batch):
                 own = completions[number * self.settings.n : (number + 1) * self.settings.n]
@@ -215,17 +228,20 @@ class TransformersGenerator:
     def _decode(
         self, reader: CachedDecoder | StaticDecoder | None, batch: Sequence[Sequence[int]]
     ) -> list[PartialCompletion]:
-        if reader is None:
-            return beam_search(self._model, batch, self.settings, self._end_ids, self._ends, self._device, self._words)
         if isinstance(reader, StaticDecoder):
             return self._decode_static(reader, batch)
-        return decode_batch(reader, batch, self.settings, self._ends, self._device, self._words)
+        with self._eval_mode():
+            if reader is not None:
+                return decode_batch(reader, batch, self.settings, self._ends, self._device, self._words)
+            return beam_search(self._model, batch, self.settings, self._end_ids, self._ends, self._device, self._words)
 
     def _decode_static(self, reader: StaticDecoder, batch: Sequence[Sequence[int]]) -> list[PartialCompletion]:
-        tokens, log_sums = reader.decode(batch, _random_numbers(batch, self.settings), self._finished_at)
+        tokens, logs = reader.decode(batch, _random_numbers(batch, self.settings), self._finished_at)
         return [
-            PartialCompletion(found.tolist(), log_sum, None if len(found) == self.settings.max_new_tokens else "stop")
-            for found, log_sum in zip(tokens, log_sums, strict=True)
+            PartialCompletion(
+                found.tolist(), own.tolist(), None if len(found) == self.settings.max_new_tokens else "stop"
+            )
+            for found, own in zip(tokens, logs, strict=True)
         ]
 
     def _finished_at(self, tokens: NDArray[np.int64], begin: int, end: int) -> int | None:
@@ -248,27 +264,40 @@ class TransformersGenerator:
         steps = new_tokens * -(-len(encoded) // self.prompts_at_once)
         if self._cache == "growing" or (self._cache == "auto" and not (on_gpu and steps >= _STATIC_CACHE_MIN_STEPS)):
             return GrowingCacheDecoder(self._model)
-        begin_ns = clock.now().mono_ns
-        is_supported = supports_static_decoder(self._model)
-        self._note_setup("capture", begin_ns, clock.now().mono_ns)
-        if not is_supported:
-            if self._cache == "auto":
-                return GrowingCacheDecoder(self._model)
-            raise ConfigError(
-                f"{type(self._model).__name__} does not use full attention, so it cannot use a cache of fixed size",
-                "use cache='growing'",
-            )
+        support = self._supported()
+        if not support.slots:
+            return GrowingCacheDecoder(self._model)
         rows = min(len(encoded), self.prompts_at_once) * n
-        compile_step = compiling_pays(rows, steps) if self._compile_step is None else self._compile_step
-        return StaticDecoder(
-            self._model,
-            rows,
-            tokens,
-            self.settings,
-            words=self._words,
-            compile_step=compile_step and on_gpu,
-            note_setup=self._note_setup,
-        )
+        if self._decoder is None or self._decoder.capacity < rows or self._decoder.tokens < tokens:
+            compile_step = compiling_pays(rows, steps) if self._compile_step is None else self._compile_step
+            self._decoder = None  # frees its cache before the next one is allocated
+            self._decoder = StaticDecoder(
+                self._model,
+                rows,
+                tokens,
+                self.settings,
+                words=self._words,
+                compile_step=compile_step and on_gpu,
+                compile_prompts=compile_step and on_gpu and compiling_prompts_pays(sum(map(len, encoded))),
+                fused=support.fused,
+                note_setup=self._note_setup,
+            )
+        return self._decoder
+
+    def _supported(self) -> ModelSupport:
+        """Checked once: that takes several forward passes."""
+        if self._support is None:
+            begin_ns = clock.now().mono_ns
+            with self._eval_mode():
+                self._support = check_model(self._model)
+            self._note_setup("capture", begin_ns, clock.now().mono_ns)
+            if not self._support.slots:
+                name = type(self._model).__name__
+                text = f"{name} does not use full attention, so it cannot use a cache of fixed size"
+                if self._cache == "fixed":
+                    raise ConfigError(text, "use cache='growing'")
+                self._note(f"{text}; it generates with a cache that grows, which takes more time and energy on a GPU")
+        return self._support
 
     def _ends(self, ids: list[int]) -> bool:
         return ids[-1] in self._end_ids or self._stops.reached(ids)
@@ -276,19 +305,11 @@ class TransformersGenerator:
     def _to_completion(self, completion: PartialCompletion, prompt_tokens: int) -> Completion:
         text = truncate_at_stop(self._tokenizer.decode(completion.ids, skip_special_tokens=True), self.settings.stop)
         reason = completion.finish_reason or ("stop" if self._ends(completion.ids) else "length")
+        logs = completion.log_probabilities
         return Completion(
-            text, tuple(completion.ids), reason, len(completion.ids), completion.log_probability_sum, prompt_tokens
-        )
-
-    def _require_room(self, encoded: Sequence[Sequence[int]]) -> None:
-        limit = getattr(self._model.config, "max_position_embeddings", None)
-        longest = max((len(prompt) for prompt in encoded), default=0)
-        if limit is not None and longest + self.settings.max_new_tokens > limit:
-            raise ConfigError(
-                f"a prompt of {longest} tokens and {self.settings.max_new_tokens} new ones do not fit into the "
-                f"model's {limit} positions",
-                "shorten the prompts or lower max_new_tokens",
-            )
+            text, tuple(completion.ids), reason, len(completion.ids), math.fsum(logs), prompt_tokens,
+            log_probabilities=tuple(logs) if self._log_probabilities else (),
+        )  # fmt: skip
 
     @contextmanager
     def _eval_mode(self) -> Iterator[None]:
@@ -299,6 +320,16 @@ class TransformersGenerator:
             yield
         finally:
             self._model.train(was_training)
+
+
+def require_positions(config: Any, longest: int, new_tokens: int) -> None:
+    """Refuse prompts that do not fit into the model with their answers."""
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and longest + new_tokens > limit:
+        raise ConfigError(
+            f"a prompt of {longest} tokens and {new_tokens} new ones do not fit into the model's {limit} positions",
+            "shorten the prompts or lower max_new_tokens",
+        )
 
 
 @contextmanager

@@ -13,12 +13,12 @@ import http.client
 import json
 import os
 import socket
-import time
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +26,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from joulelab.errors import ConfigError, JoulelabError
-from joulelab.infer.generation.completions import Completion, FinishReason, Prompt, as_messages
+from joulelab.errors import ConfigError, JoulelabError, UsageError
+from joulelab.infer.generation.completions import Completion, FinishReason, Prompt, as_messages, encode_prompt
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.meter.sensors.gpu_selection import select_gpus
 from joulelab.meter.sensors.nvml import compute_pids, opened_cards
@@ -89,7 +89,7 @@ def unmetered_gpus(pids: Collection[int], wanted: str = "auto", nvml: Any = None
         return []
     with opened_cards(nvml) as (nvml, cards):
         metered = set(select_gpus(list(cards), wanted, os.environ).cards)
-        server = _with_children(pids)
+        server = with_children(pids)
         return [
             card.uuid for card, handle in cards.items() if card not in metered and server & compute_pids(nvml, handle)
         ]
@@ -118,7 +118,7 @@ def _name(pid: int | None) -> str:
         return ""
 
 
-def _with_children(pids: Iterable[int]) -> set[int]:
+def with_children(pids: Iterable[int]) -> set[int]:
     """The engine of a server is often a child process."""
     found = set(pids)
     for pid in list(found):
@@ -130,6 +130,8 @@ def _with_children(pids: Iterable[int]) -> set[int]:
 
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+# Between two looks at whether the work is still wanted.
+_POLL_S = 0.2
 _RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -144,19 +146,29 @@ class Endpoint:
     tries: int = 4
     pause_s: float = 1.0
     """Before the second attempt; doubled for each further one."""
+    closed: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
+    """Set when no answer is needed anymore: requests under way are not retried."""
 
     def require_reachable(self) -> None:
         """Check that a server is reachable, before hours of work. The list of models is not checked: some servers list
         more, or fewer, than they serve."""
         try:
-            self._send("/models", None)
-        except _Unreachable as error:
-            raise JoulelabError(
-                f"no server answers at {self.base_url}: {error}",
-                f"start it first; `curl {self.base_url.rstrip('/')}/models` must work on this machine",
-            ) from error
+            self.get("/models")
+        except UsageError:
+            raise
         except (_TemporaryFailure, JoulelabError):
             return
+
+    def get(self, path: str) -> dict[str, Any]:
+        try:
+            return self._send(path, None)
+        except _Unreachable as error:
+            raise UsageError(
+                f"no server answers at {self.base_url}: {error}",
+                f"start it first; `curl {self.base_url.rstrip('/')}{path}` must work on this machine",
+            ) from error
+        except _TemporaryFailure as error:
+            raise JoulelabError(f"{self.base_url}{path} failed: {error}", "see the server's log") from error
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Retries if the server is busy or unreachable, not if it rejects the request."""
@@ -169,7 +181,8 @@ class Endpoint:
                         f"{self.base_url}{path} failed {self.tries} times: {error}",
                         "see the server's log; completions so far are saved, and the run can be resumed",
                     ) from error
-                time.sleep(self.pause_s * 2 ** (attempt - 1))
+                if self.closed.wait(self.pause_s * 2 ** (attempt - 1)):
+                    raise JoulelabError(f"{self.base_url}{path} failed while the work was stopped: {error}") from error
         raise AssertionError("unreachable")
 
     def _send(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
@@ -215,8 +228,23 @@ class _Unreachable(_TemporaryFailure):
 _PROTOCOL_HINT = "pass the address of an OpenAI-compatible server, ending in /v1"
 
 
+@dataclass(frozen=True)
+class TokenPrompts:
+    """Send prompts as token ids, so that an engine reads what a model in this process reads: the chat template, the
+    special tokens and the tokens that end an answer are ours. An extension of vLLM and SGLang."""
+
+    tokenizer: Any
+    end_ids: Sequence[int]
+
+
 def request_body(
-    model: str, settings: GenerationSettings, prompt: Prompt, answer: int, extra: dict[str, Any]
+    model: str,
+    settings: GenerationSettings,
+    prompt: Prompt,
+    answer: int,
+    extra: dict[str, Any],
+    as_tokens: TokenPrompts | None = None,
+    log_probabilities: bool = False,
 ) -> tuple[str, dict[str, Any]]:
     """(path, body) for one answer to one prompt. One per request, because usage counts tokens per request."""
     body: dict[str, Any] = {"model": model, "max_tokens": settings.max_new_tokens, "stream": False}
@@ -227,10 +255,14 @@ def request_body(
         body |= {"temperature": 0.0}
     if settings.stop:
         body["stop"] = list(settings.stop)
+    if as_tokens is not None:
+        body |= {"prompt": encode_prompt(as_tokens.tokenizer, prompt), "stop_token_ids": list(as_tokens.end_ids)}
+        body |= {"return_token_ids": True} | ({"logprobs": 1} if log_probabilities else {})
+        return "/completions", {**body, **extra}
     messages = as_messages(prompt)
     if messages is None:
-        return "/completions", {**body, "prompt": prompt, **extra}
-    return "/chat/completions", {**body, "messages": messages, **extra}
+        return "/completions", {**body, "prompt": prompt, **({"logprobs": 1} if log_probabilities else {}), **extra}
+    return "/chat/completions", {**body, "messages": messages, "logprobs": log_probabilities, **extra}
 
 
 def read_answer(reply: dict[str, Any], max_new_tokens: int) -> Completion:
@@ -249,7 +281,21 @@ def read_answer(reply: dict[str, Any], max_new_tokens: int) -> Completion:
     # Without a finish_reason, an answer below the token limit counts as finished.
     ended = finish_reason == "stop" or (finish_reason is None and tokens < max_new_tokens)
     reason: FinishReason = "stop" if ended else "length"
-    return Completion(str(text), (), reason, tokens, prompt_tokens=reply["usage"].get("prompt_tokens"))
+    ids, logs = tuple(choice.get("token_ids") or ()), _log_probabilities(choice.get("logprobs"))
+    return Completion(
+        str(text), ids, reason, tokens,
+        log_probability_sum=sum(logs) if logs else None,
+        prompt_tokens=reply["usage"].get("prompt_tokens"),
+        log_probabilities=logs,
+    )  # fmt: skip
+
+
+def _log_probabilities(found: Any) -> tuple[float, ...]:
+    """Of the generated tokens: a list in completions, a list of objects in chat completions."""
+    if not isinstance(found, dict):
+        return ()
+    values = found.get("token_logprobs") or [one["logprob"] for one in found.get("content") or ()]
+    return tuple(float(value) for value in values)
 
 
 def _missing_field(reply: object) -> str:
@@ -287,14 +333,20 @@ class ServerGenerator:
         on_this_node: bool | None = None,
         metered_gpus: str = "auto",
         extra: Mapping[str, Any] | None = None,
+        as_tokens: TokenPrompts | None = None,
+        log_probabilities: bool = False,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """`server` is the address up to /v1. `on_this_node` overrides the detected location; `metered_gpus` is the
-        setting `energy.gpus`; `extra` is added to every request."""
+        setting `energy.gpus`; `extra` is added to every request. `log_probabilities` asks for those of the generated
+        tokens; a reply without them is an error. `check` is called while answers are awaited, and ends the work by
+        raising."""
         if settings.num_beams > 1:
             raise ConfigError("the OpenAI protocol has no beam search", "set num_beams=1, or use a local model")
         self.settings, self.prompts_at_once = settings, concurrency
         self._endpoint = Endpoint(server, api_key) if isinstance(server, str) else server
-        self._model, self._extra = model, dict(extra or {})
+        self._model, self._extra, self._check = model, dict(extra or {}), check
+        self._as_tokens, self._log_probabilities = as_tokens, log_probabilities
         options = f"?{json.dumps(self._extra, sort_keys=True)}" if self._extra else ""
         self.identity = f"{self._endpoint.base_url.rstrip('/')}#{model}{options}"
         server_address(self._endpoint.base_url)
@@ -315,18 +367,43 @@ class ServerGenerator:
 
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[list[Completion]]:
         under_way: deque[list[Future[Completion]]] = deque()
-        with ThreadPoolExecutor(self.prompts_at_once, thread_name_prefix="asking") as pool:
+        pool = ThreadPoolExecutor(self.prompts_at_once, thread_name_prefix="asking")
+        try:
+            for prompt in prompts:
+                under_way.append([pool.submit(self._ask, prompt, number) for number in range(self.settings.n)])
+                if len(under_way) > self.prompts_at_once:
+                    yield [self._wait(future) for future in under_way.popleft()]
+            while under_way:
+                yield [self._wait(future) for future in under_way.popleft()]
+        finally:
+            # Without waiting: after a signal or a failure the remaining answers are not needed.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        self._endpoint.closed.set()
+
+    def _wait(self, future: Future[Completion]) -> Completion:
+        while True:
             try:
-                for prompt in prompts:
-                    under_way.append([pool.submit(self._ask, prompt, number) for number in range(self.settings.n)])
-                    if len(under_way) > self.prompts_at_once:
-                        yield [future.result() for future in under_way.popleft()]
-                while under_way:
-                    yield [future.result() for future in under_way.popleft()]
-            finally:
-                for future in (one for some in under_way for one in some):
-                    future.cancel()
+                return future.result(timeout=_POLL_S)
+            except TimeoutError:
+                self._check()
+            except JoulelabError:
+                self._explain_failure()
+                raise
+
+    def _explain_failure(self) -> None:
+        """Raise a better explanation of a failed request, if there is one."""
 
     def _ask(self, prompt: Prompt, answer: int) -> Completion:
-        path, body = request_body(self._model, self.settings, prompt, answer, self._extra)
-        return read_answer(self._endpoint.post(path, body), self.settings.max_new_tokens)
+        path, body = request_body(
+            self._model, self.settings, prompt, answer, self._extra, self._as_tokens, self._log_probabilities
+        )
+        found = read_answer(self._endpoint.post(path, body), self.settings.max_new_tokens)
+        if self._log_probabilities and len(found.log_probabilities) != found.tokens:
+            raise JoulelabError(
+                f"{self._endpoint.base_url}{path} returned {len(found.log_probabilities)} log-probabilities for "
+                f"{found.tokens} tokens",
+                "use a server that supports `logprobs`, or the builtin engine",
+            )
+        return found

@@ -8,7 +8,7 @@ of half the size.
 Rows have their own lengths: the cache has one slot per row, filled from position 0, so there is no padding to mask, and
 attention reads only the positions in use. A prompt is read once for all of its answers, except its last token: that is
 the first token of the decoding loop, whose logits are then the only ones needed. Prompts of similar length are read
-together.
+together; reading few short ones is captured by size when a size occurs again, reading many is compiled if that pays.
 
 Shapes: P prompts, R rows (`n` per prompt), T positions of a slot, S steps, H heads, K key-value heads, D head size.
 """
@@ -16,8 +16,10 @@ Shapes: P prompts, R rows (`n` per prompt), T positions of a slot, S steps, H he
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from transformers import Cache
 
 from joulelab import clock
 from joulelab.infer.generation.cache import forward_arguments
+from joulelab.infer.generation.fused_layers import FusedLayers
 from joulelab.infer.generation.sampler import sample_tokens
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.infer.recipes import capture_cuda_graph
@@ -37,6 +40,10 @@ from joulelab.train.optim import repeated_blocks
 NAME = "joulelab_decode"
 _BLOCK = 64
 _PROMPT_TOKENS_AT_ONCE = 32_768
+# Reading fewer tokens takes as long as its launches, so it is captured, for lengths rounded up to a power of two.
+_CAPTURED_PROMPT_TOKENS = 4096
+_SHORTEST_PROMPT = 32
+_ALIGNED = 16
 # Steps between two checks by the host: few, because rows that have ended keep running until the host notices.
 _CHUNK = 4
 # Below this, a step takes as long with half of the rows, because it is bound by reading the weights.
@@ -46,6 +53,8 @@ _MIN_STEPS_LEFT = 16
 # Joules on an H200: to compile the step, and what every later step then saves, partly per row (docs/results.md).
 _COMPILE_J = 1500.0
 _SAVED_PER_STEP_J, _SAVED_PER_ROW_J = 0.35, 0.006
+# Prompt tokens from which compiling the reading of prompts saves more energy than it uses.
+_COMPILED_PROMPT_TOKENS = 500_000
 # Of the free GPU memory: logits, activations and captured graphs need the rest.
 _CACHE_SHARE = 0.6
 # Relative to the largest logit: above rounding in bfloat16, far below the effect of a wrong mask or position.
@@ -85,6 +94,19 @@ class LayerSlots:
         self.keys.index_put_(where, key_states.squeeze(2))
         self.values.index_put_(where, value_states.squeeze(2))
         return self.keys[:rows], self.values[:rows]
+
+
+class PromptSlots:
+    """The slots of one layer that prompts are written into, in place of a cache."""
+
+    def __init__(self, slots: LayerSlots, slots_PN: Tensor) -> None:
+        self.slots, self.slots_PN = slots, slots_PN
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.slots.write_prompts(key_states, value_states, self.slots_PN)
+        return key_states, value_states
 
 
 class SlotCache(Cache):  # type: ignore[misc]
@@ -132,18 +154,29 @@ class SlotCache(Cache):  # type: ignore[misc]
         return self.tokens
 
 
+def compile_copy(function: Any, **options: Any) -> Any:
+    """Compile a copy of a function: torch keeps at most eight variants of a function and runs further ones without
+    compiling them, and every decoder is another variant."""
+    code = function.__code__.replace()  # variants are kept with the code object
+    copied = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return torch.compile(copied, **options)
+
+
+def compile_layer(model: Any, **options: Any) -> Any:
+    """The forward method that all layers share."""
+    return compile_copy(type(repeated_blocks(model)[0]).forward, **options)
+
+
 @contextmanager
-def compiled_layers(model: Any, cache: SlotCache, backend: str = "inductor") -> Iterator[None]:
-    """Compile one layer for all of them: each gets the slots of its own layer, so its number does not matter."""
+def compiled_layers(model: Any, slots: Sequence[LayerSlots | PromptSlots], forward: Any) -> Iterator[None]:
+    """One compiled layer for all of them: each gets the slots of its own layer, so its number does not matter."""
     layers = repeated_blocks(model)
     numbered = [module for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
     numbers = [module.layer_idx for module in numbered]
-    # With one row, a matrix product is a reduction, which the compiler then fuses with what is around it.
-    options: dict[str, Any] | None = {"coordinate_descent_tuning": True} if len(cache.places_R) == 1 else None
-    forward = torch.compile(type(layers[0]).forward, backend=backend, options=options)
     # The layer number would be a constant of the compiled graph, and every layer would be compiled for itself.
-    for layer, slots in zip(layers, cache.slots, strict=True):
-        layer.forward = partial(_forward_with_slots, forward, layer, slots)
+    for layer, own in zip(layers, slots, strict=True):
+        layer.forward = partial(_forward_with_slots, forward, layer, own)
     for module in numbered:
         module.layer_idx = 0
     try:
@@ -155,7 +188,7 @@ def compiled_layers(model: Any, cache: SlotCache, backend: str = "inductor") -> 
             module.layer_idx = number
 
 
-def _forward_with_slots(forward: Any, layer: Any, slots: LayerSlots, *args: Any, **kwargs: Any) -> Any:
+def _forward_with_slots(forward: Any, layer: Any, slots: LayerSlots | PromptSlots, *args: Any, **kwargs: Any) -> Any:
     return forward(layer, *args, **{**kwargs, "past_key_values": slots})
 
 
@@ -232,6 +265,8 @@ class StaticDecoder:
         *,
         words: int | None = None,
         compile_step: bool = False,
+        compile_prompts: bool = False,
+        fused: FusedLayers | None = None,
         note_setup: SetupNote = lambda activity, begin_ns, end_ns: None,
     ) -> None:
         """`tokens`: length of the longest prompt plus its answer. Logits beyond the first `words` are padding of the
@@ -247,8 +282,14 @@ class StaticDecoder:
         self._logs_RS = torch.zeros(rows, self._steps, dtype=torch.float32, device=device)
         self._step_1 = torch.zeros(1, dtype=torch.long, device=device)
         self._run: dict[int, Callable[[], Any]] = {}
-        self._compile_step, self._note_setup = compile_step, note_setup
-        self._sample: Any = torch.compile(sample_tokens, dynamic=False) if compile_step else sample_tokens
+        self._prompt_graphs: dict[tuple[int, int], tuple[Callable[[], Any], Tensor, Tensor]] = {}
+        self._prompt_shapes: set[tuple[int, int]] = set()
+        self._compile_step, self._compile_prompts, self._note_setup = compile_step, compile_prompts, note_setup
+        self._fused = fused
+        self._prompt_layer: Any = None
+        self._is_prompt = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+        self._positions_T = torch.arange(self.tokens, device=device)
+        self._sample: Any = compile_copy(sample_tokens, dynamic=False) if compile_step else sample_tokens
 
     def read_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
         """Fill the slots with the prompts without their last tokens, which the first step reads."""
@@ -259,66 +300,124 @@ class StaticDecoder:
         while order:
             longest = len(prompts[order[-1]]) - 1
             some = [order.pop() for _ in range(min(len(order), max(1, _PROMPT_TOKENS_AT_ONCE // longest)))]
-            # Padding is on the right here: causal attention never looks at it, and a slot is filled from position 0.
-            ids_PT = torch.zeros(len(some), longest, dtype=torch.long)
-            for row, place in enumerate(some):
-                ids_PT[row, : len(prompts[place]) - 1] = torch.tensor(prompts[place][:-1])
-            slots_PN = torch.tensor(some)[:, None] * n + torch.arange(n)
-            with self._cache.reading_prompts(slots_PN.to(self._device)):
-                self._model(
-                    input_ids=ids_PT.to(self._device),
-                    attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self._device),
-                    position_ids=torch.arange(longest, device=self._device)[None].expand(len(some), -1),
-                    past_key_values=self._cache,
-                    use_cache=True,
-                    logits_to_keep=1,
-                )
+            self._read([prompts[place][:-1] for place in some], torch.tensor(some)[:, None] * n + torch.arange(n))
+
+    def _read(self, prompts: Sequence[Sequence[int]], slots_PN: Tensor) -> None:
+        longest = len(prompts[0])
+        if self._device.type != "cuda" or len(prompts) * longest > _CAPTURED_PROMPT_TOKENS:
+            # Kernels read 16 bytes at once where lengths allow it.
+            ids_PT = _padded(prompts, -(-longest // _ALIGNED) * _ALIGNED).to(self._device)
+            self._read_now(ids_PT, slots_PN.to(self._device))
+            return
+        rows, length = _power_of_2(len(prompts)), min(self.tokens, max(_SHORTEST_PROMPT, _power_of_2(longest)))
+        # Rows are filled up with copies of the last prompt, which write the same into the same slots.
+        slots_PN = torch.cat([slots_PN, slots_PN[-1:].expand(rows - len(prompts), -1)]).to(self._device)
+        ids_PT = _padded([*prompts, *[prompts[-1]] * (rows - len(prompts))], length).to(self._device)
+        graph = self._prompt_graphs.get((rows, length))
+        if graph is not None:
+            run, ids, slots = graph
+            ids.copy_(ids_PT)
+            slots.copy_(slots_PN)
+            run()
+        elif self._compile_step or (rows, length) in self._prompt_shapes:
+            begin_ns = clock.now().mono_ns
+            with self._prepared_model():
+                # Reads the prompts, too: the calls before the capture are the work itself.
+                run = capture_cuda_graph(partial(self._forward_prompts, ids_PT, slots_PN))
+            self._prompt_graphs[rows, length] = run, ids_PT, slots_PN
+            torch.cuda.synchronize()
+            self._note_setup("capture", begin_ns, clock.now().mono_ns)
+        else:
+            self._prompt_shapes.add((rows, length))
+            self._read_now(ids_PT, slots_PN)
+
+    def _read_now(self, ids_PT: Tensor, slots_PN: Tensor) -> None:
+        with self._prepared_model():
+            # The first batch allocates the slots, which a compiled layer then writes.
+            if not (self._compile_prompts and self._cache.slots):
+                self._forward_prompts(ids_PT, slots_PN)
+                return
+            begin_ns, is_first = clock.now().mono_ns, self._prompt_layer is None
+            if is_first:
+                self._prompt_layer = compile_layer(self._model, dynamic=True)
+            slots = [PromptSlots(layer, slots_PN) for layer in self._cache.slots]
+            with compiled_layers(self._model, slots, self._prompt_layer):
+                self._forward_prompts(ids_PT, slots_PN)
+            if is_first:
+                torch.cuda.synchronize()
+                self._note_setup("compile", begin_ns, clock.now().mono_ns)
+
+    def _forward_prompts(self, ids_PT: Tensor, slots_PN: Tensor) -> None:
+        """Padding is on the right here: causal attention never looks at it, and a slot is filled from position 0."""
+        rows, length = ids_PT.shape
+        with self._cache.reading_prompts(slots_PN):
+            self._model(
+                input_ids=ids_PT,
+                attention_mask=self._is_prompt,
+                position_ids=self._positions_T[:length].expand(rows, -1),
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+
+    @contextmanager
+    def _prepared_model(self) -> Iterator[None]:
+        """In evaluation mode, with attention to slots and joined layers. Replaying a captured step needs none of it."""
+        was_training = self._model.training
+        if was_training:
+            self._model.eval()
+        try:
+            with decode_attention(self._model), self._fused.applied() if self._fused else nullcontext():
+                yield
+        finally:
+            if was_training:
+                self._model.train()
 
     @torch.no_grad()
     def decode(
         self, prompts: Sequence[Sequence[int]], numbers_RS: NDArray[np.float64] | None, finished_at: FinishedAt
-    ) -> tuple[list[NDArray[np.int64]], list[float]]:
-        """Tokens of every answer up to its end, and the sums of their log-probabilities."""
+    ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float32]]]:
+        """Tokens of every answer up to its end, and their log-probabilities."""
         n = self._settings.n
         live = len(prompts) * n
-        with decode_attention(self._model):
-            self.read_prompts(prompts)
-            bucket = self._bucket(live)
-            lasts = torch.tensor([prompt[-1] for prompt in prompts]).repeat_interleave(n)
-            places = torch.tensor([len(prompt) - 1 for prompt in prompts]).repeat_interleave(n)
-            self._cache.places_R.zero_()
-            self._token_R[:live] = lasts.to(self._device)
-            self._cache.places_R[:live] = places.to(self._device)
-            if numbers_RS is not None:
-                self._numbers_RS[:live] = torch.from_numpy(numbers_RS).to(self._device)
-            self._step_1.zero_()
-            tokens_RS = np.zeros((live, self._steps), dtype=np.int64)
-            logs_RS = np.zeros((live, self._steps), dtype=np.float32)
-            ends = np.full(live, self._steps)
-            rows = np.arange(live)  # answer of each row; rows beyond its length are padding of the bucket
-            active = np.ones(live, dtype=bool)
-            waiting: tuple[NDArray[np.int64], int, int, Tensor, Tensor, Any] | None = None
-            step = 0
-            while step < self._steps or waiting is not None:
-                begun = None
-                if step < self._steps and active.any():
-                    end = min(step + _CHUNK, self._steps)
-                    run = self._graph(bucket)
-                    for _ in range(step, end):
-                        run()
-                    # Results of this chunk are read by the host while the device works on the next one.
-                    begun = (rows, step, end, *self._to_host(len(rows), step, end))
-                    step = end
-                if waiting is not None:
-                    self._collect(waiting, tokens_RS, logs_RS, ends, active, finished_at)
-                elif begun is None:
-                    break
-                waiting = begun
-                if step < self._steps and waiting is not None:
-                    rows, bucket = self._shrink(rows, active, bucket, step)
+        if self._fused is not None:
+            self._fused.refresh()
+        self.read_prompts(prompts)
+        bucket = self._bucket(live)
+        lasts = torch.tensor([prompt[-1] for prompt in prompts]).repeat_interleave(n)
+        places = torch.tensor([len(prompt) - 1 for prompt in prompts]).repeat_interleave(n)
+        self._cache.places_R.zero_()
+        self._token_R[:live] = lasts.to(self._device)
+        self._cache.places_R[:live] = places.to(self._device)
+        if numbers_RS is not None:
+            self._numbers_RS[:live] = torch.from_numpy(numbers_RS).to(self._device)
+        self._step_1.zero_()
+        tokens_RS = np.zeros((live, self._steps), dtype=np.int64)
+        logs_RS = np.zeros((live, self._steps), dtype=np.float32)
+        ends = np.full(live, self._steps)
+        rows = np.arange(live)  # answer of each row; rows beyond its length are padding of the bucket
+        active = np.ones(live, dtype=bool)
+        waiting: tuple[NDArray[np.int64], int, int, Tensor, Tensor, Any] | None = None
+        step = 0
+        while step < self._steps or waiting is not None:
+            begun = None
+            if step < self._steps and active.any():
+                end = min(step + _CHUNK, self._steps)
+                run = self._graph(bucket)
+                for _ in range(step, end):
+                    run()
+                # Results of this chunk are read by the host while the device works on the next one.
+                begun = (rows, step, end, *self._to_host(len(rows), step, end))
+                step = end
+            if waiting is not None:
+                self._collect(waiting, tokens_RS, logs_RS, ends, active, finished_at)
+            elif begun is None:
+                break
+            waiting = begun
+            if step < self._steps and waiting is not None:
+                rows, bucket = self._shrink(rows, active, bucket, step)
         answers = [tokens[:end].copy() for tokens, end in zip(tokens_RS, ends, strict=True)]
-        sums = [float(logs[:end].sum(dtype=np.float64)) for logs, end in zip(logs_RS, ends, strict=True)]
-        return answers, sums
+        return answers, [logs[:end].copy() for logs, end in zip(logs_RS, ends, strict=True)]
 
     def _to_host(self, rows: int, step: int, end: int) -> tuple[Tensor, Tensor, Any]:
         """Copies that are complete when the event is; the device does not wait for them."""
@@ -374,8 +473,12 @@ class StaticDecoder:
     def _graph(self, bucket: int) -> Callable[[], Any]:
         if bucket not in self._run:
             step = partial(self._decode_one, bucket)
-            self._run[bucket] = self._captured(step) if self._device.type == "cuda" else step
+            self._run[bucket] = self._captured(step) if self._device.type == "cuda" else partial(self._eager, step)
         return self._run[bucket]
+
+    def _eager(self, step: Callable[[], None]) -> None:
+        with self._prepared_model():
+            step()
 
     def _captured(self, step: Callable[[], None]) -> Callable[[], Any]:
         begin_ns = clock.now().mono_ns
@@ -383,10 +486,14 @@ class StaticDecoder:
         # the cache is behind each row's length and will be overwritten.
         state = (self._token_R, self._cache.places_R, self._step_1, self._tokens_RS, self._logs_RS)
         before = [part.clone() for part in state]
-        if not self._cache.slots:
-            step()  # allocates the slots
-        with compiled_layers(self._model, self._cache) if self._compile_step else nullcontext():
-            run = capture_cuda_graph(step)
+        with self._prepared_model():
+            if not self._cache.slots:
+                step()  # allocates the slots
+            if self._compile_step:
+                with compiled_layers(self._model, self._cache.slots, compile_layer(self._model, dynamic=False)):
+                    run = capture_cuda_graph(step)
+            else:
+                run = capture_cuda_graph(step)
         for part, value in zip(state, before, strict=True):
             part.copy_(value)
         torch.cuda.synchronize()
@@ -419,6 +526,21 @@ def compiling_pays(rows: int, steps: int) -> bool:
     return steps * (_SAVED_PER_STEP_J + rows * _SAVED_PER_ROW_J) > _COMPILE_J
 
 
+def compiling_prompts_pays(tokens: int) -> bool:
+    return tokens >= _COMPILED_PROMPT_TOKENS
+
+
+def _padded(prompts: Sequence[Sequence[int]], length: int) -> Tensor:
+    ids_PT = torch.zeros(len(prompts), length, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids_PT[row, : len(prompt)] = torch.tensor(prompt)
+    return ids_PT
+
+
+def _power_of_2(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
 def rows_that_fit(model: Any, tokens: int) -> int:
     """How many slots of this length fit into the free memory of the model's GPU."""
     config = model.config.get_text_config()
@@ -431,24 +553,39 @@ def rows_that_fit(model: Any, tokens: int) -> int:
     return int(_CACHE_SHARE * free_bytes / slot_bytes)
 
 
-def supports_static_decoder(model: Any) -> bool:
-    """Full attention in all layers through the attention interface of transformers, and the same logits as without."""
+@dataclass(frozen=True)
+class ModelSupport:
+    """What of this module a model can be used with."""
+
+    slots: bool
+    fused: FusedLayers | None = None
+
+
+def check_model(model: Any) -> ModelSupport:
+    """Full attention in all layers through the attention interface of transformers, and the same logits as without; on
+    a GPU with joined layers if these give the same logits, too."""
     config = model.config
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     named = {"attention_mask", "position_ids", "logits_to_keep"} <= forward_arguments(model)
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
     if set(kinds) != {"full_attention"} or not named or capped or not getattr(model, "_supports_sdpa", False):
-        return False
+        return ModelSupport(False)
     if getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True):
-        return False
+        return ModelSupport(False)
+    if next(model.parameters()).is_cuda:
+        fused = FusedLayers(model)
+        # A kernel that cannot be compiled for this GPU may raise anything; the layers of the model always work.
+        with suppress(Exception):
+            if fused.present and _same_logits(model, fused):
+                return ModelSupport(True, fused)
     try:
-        return _same_logits(model)
+        return ModelSupport(_same_logits(model))
     except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError, NotImplementedError):
-        return False  # a model with custom attention
+        return ModelSupport(False)  # a model with custom attention
 
 
 @torch.no_grad()
-def _same_logits(model: Any) -> bool:
+def _same_logits(model: Any, fused: FusedLayers | None = None) -> bool:
     """Checked on two prompts of different length."""
     device = next(model.parameters()).device
     size = min(model.config.get_text_config().vocab_size, 50)
@@ -461,13 +598,12 @@ def _same_logits(model: Any) -> bool:
         tokens_R = logits_RV.argmax(-1)
         return tokens_R, tokens_R.float()
 
-    decoder = StaticDecoder(model, len(prompts), 16, GenerationSettings(max_new_tokens=1))
+    decoder = StaticDecoder(model, len(prompts), 16, GenerationSettings(max_new_tokens=1), fused=fused)
     decoder._sample = keep
-    with decode_attention(model):
-        decoder.read_prompts(prompts)
-        decoder._token_R.copy_(torch.tensor([prompt[-1] for prompt in prompts]))
-        decoder._cache.places_R.copy_(torch.tensor([len(prompt) - 1 for prompt in prompts]))
-        decoder._decode_one(len(prompts))
+    decoder.read_prompts(prompts)
+    decoder._token_R.copy_(torch.tensor([prompt[-1] for prompt in prompts]))
+    decoder._cache.places_R.copy_(torch.tensor([len(prompt) - 1 for prompt in prompts]))
+    decoder._eager(partial(decoder._decode_one, len(prompts)))
     for prompt, logits_V in zip(prompts, found[0], strict=True):
         expected_V = model(torch.tensor([prompt], device=device), use_cache=False).logits[0, -1].float()
         if (logits_V - expected_V).abs().max() > _SAME_LOGITS * expected_V.abs().max():

@@ -67,7 +67,7 @@ def inference_rows(record: RunRecord, tracker: str = TRACKER) -> tuple[Inference
     found = {stage: values[tracker] for stage, values in record.findings.items() if tracker in values}
     in_order = sorted(found, key=lambda stage: stage_order.index(stage) if stage in stage_order else len(stage_order))
     return tuple(
-        InferenceRow(stage, found[stage], _with_net(found[stage], record), cores.get(stage)) for stage in in_order
+        InferenceRow(stage, found[stage], with_net(found[stage], record), cores.get(stage)) for stage in in_order
     )
 
 
@@ -134,7 +134,7 @@ def _of_the_cpu(record: RunRecord, baselines: Sequence[IdleBaseline]) -> list[Id
     return found
 
 
-def _with_net(values: Mapping[str, Any], record: RunRecord) -> ItemEnergy | None:
+def with_net(values: Mapping[str, Any], record: RunRecord) -> ItemEnergy | None:
     if values["energy"] is None:
         return None
     found = ItemEnergy.model_validate(values["energy"])
@@ -278,7 +278,10 @@ def ended_notes(rows: Named) -> list[str]:
 
 def energy_notes(rows: Sequence[InferenceRow]) -> list[str]:
     """Method, idle power and uncertainty of a table's energies; empty if there are none."""
-    known = [row.energy for row in rows if row.energy is not None]
+    return energy_notes_of([row.energy for row in rows if row.energy is not None])
+
+
+def energy_notes_of(known: Sequence[ItemEnergy]) -> list[str]:
     if not known:
         return []
     measured = [energy for energy in known if not energy.estimated]

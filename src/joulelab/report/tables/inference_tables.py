@@ -29,6 +29,7 @@ from joulelab.report.tables.inference_rows import (
     why_no_front,
 )
 from joulelab.report.tables.inference_rows import GENERATION as TRACKER
+from joulelab.report.tables.serving_tables import serving_grids
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
 from joulelab.units import count_text, percent_text, plural, size_text, three_digits, with_prefix
@@ -113,6 +114,13 @@ def prompt_notes(rows: Sequence[InferenceRow]) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
+def _weight_notes(rows: Sequence[InferenceRow]) -> list[str]:
+    if not rows[0].values.get("dequantized"):  # older records have no such value
+        return []
+    dtypes = ", ".join(dict.fromkeys(str(row.values["dtype"]) for row in rows))
+    return [f"The weights of the GGUF file were dequantized: the model ran as {dtypes}, not in the file's format."]
+
+
 def _length_range(shortest: int, longest: int) -> str:
     return plural(longest, "token") if shortest == longest else f"{shortest} to {plural(longest, 'token')}"
 
@@ -162,7 +170,7 @@ def _time_grid(rows: Sequence[GenerationRow]) -> Grid:
         "The mode is that of the decoding step; prefill always runs eagerly."
     )
     whole = [row.whole for row in rows]
-    note = " ".join([*prompt_notes(whole), note, *memory_notes(whole)])
+    note = " ".join([*prompt_notes(whole), note, *_weight_notes(whole), *memory_notes(whole)])
     mean = " (mean)" if values.get("prompts") else ""
     lengths = (
         f"{_counted(values['prompt_tokens'], 'prompt token')}{mean}, {_counted(values['new_tokens'], 'new token')}"
@@ -219,7 +227,7 @@ Cell = Callable[[InferenceRow], str]
 def inference_grids(record: RunRecord) -> list[Grid]:
     rows = inference_rows(record)
     if not rows:
-        return generation_grids(record)
+        return generation_grids(record) or serving_grids(record)
     grids = [rows_grid(rows, [*missing_notes(rows, record), *unused_gpu_notes(rows, record)]), cost_grid(rows)]
     if any(row.values["state"]["readings"] for row in rows):
         grids.append(card_grid(rows))

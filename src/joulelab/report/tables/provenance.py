@@ -89,30 +89,38 @@ def environment_grid(folders: Sequence[Path]) -> Grid:
 
 def environment_cells(folder: Path) -> dict[str, str]:
     facts = read_json(RunPaths(folder).environment)
-    cpu, packages = facts.get("cpu", {}), facts.get("packages", {})
-    gpus = [f"{gpu.get('name')} (driver {gpu.get('driver')})" for gpu in facts.get("gpus", ())]
+    cpu, packages = _mapping(facts.get("cpu")), _mapping(facts.get("packages"))
+    listed = facts.get("gpus")
+    cards = map(_mapping, listed if isinstance(listed, list) else ())
+    gpus = [f"{gpu.get('name')} (driver {gpu.get('driver')})" for gpu in cards]
+    memory_bytes = cpu.get("memory_bytes")
     cells = {
         "host": str(facts.get("host", NOTHING)),
         "processor": f"{cpu.get('model', '?')}, {cpu.get('usable_threads', '?')} of {cpu.get('threads', '?')} threads",
-        "memory": size_text(cpu["memory_bytes"]) if "memory_bytes" in cpu else NOTHING,
+        "memory": size_text(memory_bytes) if isinstance(memory_bytes, int) else NOTHING,
         "GPUs": ", ".join(gpus) or "none",
         "system": str(facts.get("platform", NOTHING)),
         "Python": str(facts.get("python", NOTHING)),
         "joulelab": f"{facts.get('joulelab', '?')}, {_package_text(facts.get('joulelab_code'))}",
-        "your folder": _commit_text(facts.get("code", {})) or "not in a git checkout",
+        "your folder": _commit_text(_mapping(facts.get("code"))) or "not in a git checkout",
     }
-    return cells | {name: packages[name] for name in _RELEVANT_PACKAGES if name in packages}
+    return cells | {name: str(packages[name]) for name in _RELEVANT_PACKAGES if name in packages}
 
 
-def _package_text(code: Mapping[str, Any] | None) -> str:
+def _mapping(value: object) -> Mapping[str, Any]:
+    """A section of environment.json; empty where the file was edited into something else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _package_text(code: object) -> str:
     """Older records have only the commit of the working directory."""
-    return "commit not recorded" if code is None else _commit_text(code) or "installed package"
+    return "commit not recorded" if code is None else _commit_text(_mapping(code)) or "installed package"
 
 
 def _commit_text(code: Mapping[str, Any]) -> str:
     if not code.get("commit"):
         return ""
-    return f"commit {code['commit'][:12]}{' with uncommitted changes' if code.get('dirty') else ''}"
+    return f"commit {str(code['commit'])[:12]}{' with uncommitted changes' if code.get('dirty') else ''}"
 
 
 PATH = "PATH"

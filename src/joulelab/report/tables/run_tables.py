@@ -23,6 +23,7 @@ from joulelab.report.energy_sums import ancestor_figure, brief_missing_text, run
 from joulelab.report.tables.grid import Grid, make_grid, without_column, without_empty_columns
 from joulelab.report.tables.inference_rows import InferenceRow, item_answer, timed_rows
 from joulelab.report.tables.inference_tables import inference_grids
+from joulelab.report.tables.serving_tables import serving_answer
 from joulelab.report.tables.training_table import results_in_training_table, training_grids
 from joulelab.report.wording import NOTHING, gram_cell, grams, moment, rate, share
 from joulelab.runs.measure.result import answer_text, repeats_text
@@ -124,7 +125,7 @@ def run_result(record: RunRecord, title: str = "", member: bool = False) -> str:
     parts = [missing if record.best_energy.energy_j is None else answer_text(record) + _unused_gpu(record)]
     if member and record.best_energy.energy_j is not None:
         parts = [figure_text(record.best_energy) + _unused_gpu(record), duration_text(record.best_duration_s)]
-    if per_item := item_answer(record):
+    if per_item := item_answer(record) or serving_answer(record):
         # the energy of the whole run depends on how long it measured
         parts = [per_item] if member else [per_item, f"whole run: {parts[0]}"]
     if program is not None and program.count > 1:
@@ -242,6 +243,7 @@ def _total_rows(record: RunRecord, whole_run: bool) -> list[tuple[str, str]]:
         rows.append(("CPU estimate", figure_text(totals.cpu_estimate)))
     if totals.codecarbon.energy_j is not None and totals.policy != "codecarbon":
         rows.append(("CodeCarbon", f"{labeled_text(totals.codecarbon)}: {totals.codecarbon.reason}"))
+    rows += _tracked_by_codecarbon(record)
     if totals.idle_power_w is not None:
         rows.append(("idle power", "; ".join(map(idle_text, totals.idle)) or power_text(totals.idle_power_w)))
     if totals.above_idle_j is not None:
@@ -250,6 +252,19 @@ def _total_rows(record: RunRecord, whole_run: bool) -> list[tuple[str, str]]:
     if totals.cost is not None and not whole_run:
         rows.append(("cost", cost_text(totals.cost, totals.best.is_lower_bound)))
     return rows + _co2e_rows(totals, factor_only=whole_run)
+
+
+def _tracked_by_codecarbon(record: RunRecord) -> list[tuple[str, str]]:
+    """What the training tracker `codecarbon` found for a whole training, next to our figure of the same stage."""
+    rows = []
+    for stage in record.stages:
+        total = record.findings.get(stage.name, {}).get("codecarbon", {}).get("total")
+        if total is not None:
+            emitted = total.get("emissions_kg")
+            co2e = "" if emitted is None else f", {1000 * emitted:.3g} g CO2e"
+            found = f"{energy_text(total['energy_j'])}, estimated by CodeCarbon{co2e}; ours: {labeled_text(stage.best)}"
+            rows.append((f"CodeCarbon, {stage.name}", found))
+    return rows
 
 
 def idle_text(idle: IdleBaseline) -> str:

@@ -1,0 +1,325 @@
+"""vLLM or SGLang as a child process: started in its own Python environment, awaited, stopped, and never left behind.
+
+Both have an OpenAI-compatible server, so generation goes through `ServerGenerator`; here is what a server that others
+started does not need. The engine runs in a process group with a guard (`runs.measure.process_guard`), which ends the
+group if this process is killed. Its output goes to a log file, whose last lines explain an early end.
+
+Engines are not imported: they pin their own torch, so they need an environment of their own.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from joulelab.errors import ConfigError, JoulelabError
+from joulelab.infer.generation.completions import Prompt
+from joulelab.infer.generation.server import Endpoint, ServerGenerator, ServerLocation, TokenPrompts
+from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.runs.measure.program import end_all, start_guard
+
+CHILD_ENGINES = ("vllm", "sglang")
+SERVED_NAME = "teacher"
+_VERSION_TIMEOUT_S = 60.0
+_POLL_S = 0.25
+# vLLM ends its workers and frees GPU memory after SIGTERM; beyond this it is killed.
+_GRACE_S = 20.0
+# An engine that fails closes its connections before its process ends.
+_END_S = 3.0
+_LOG_LINES = 12
+_WARM_UP_PROMPTS, _WARM_UP_TOKENS = 32, 8
+# Variables of this program's own environment and launcher, which would change what the engine imports or make it join
+# the launcher's process group.
+_OWN_VARIABLES = {
+    "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK",
+    "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EngineInstallation:
+    """An engine in its own Python environment."""
+
+    name: str
+    python: Path
+    version: str
+    arguments: tuple[str, ...] = ()
+    """Added to the command line of its server."""
+
+    @classmethod
+    def find(cls, name: str, python: str | None, arguments: Sequence[str] = ()) -> EngineInstallation:
+        """Asks the environment for the version, without importing the engine."""
+        if python is None:
+            raise ConfigError(
+                f"generation.engine={name} needs the Python of the environment that {name} is installed in",
+                f"set generation.engine_python, for example /opt/{name}/bin/python",
+            )
+        # Not `resolve()`, which would follow the link of a virtual environment to the system's Python.
+        path = Path(python).expanduser().absolute()
+        if not os.access(path, os.X_OK) or path.is_dir():
+            raise ConfigError(f"generation.engine_python: {path} is not an executable file", "name a Python program")
+        question = f"import importlib.metadata as found; print(found.version({name!r}))"
+        try:
+            asked = subprocess.run(
+                [str(path), "-c", question],
+                capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, env=_environment(path), check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ConfigError(f"{path} does not run: {error}", "check generation.engine_python") from error
+        version = asked.stdout.strip()
+        if asked.returncode or not version:
+            reason = (asked.stderr.strip().splitlines() or ["no version"])[-1]
+            raise ConfigError(
+                f"{name} is not installed in the environment of {path}: {reason:.200}",
+                f"{path} -m pip install {name}, or set generation.engine_python to another environment",
+            )
+        return cls(name, path, version, tuple(arguments))
+
+    @property
+    def identity(self) -> str:
+        """Name, version and arguments, for keys and records."""
+        return " ".join([f"{self.name} {self.version}", *self.arguments])
+
+    def command(
+        self, model: str, tokenizer: str, port: int, dtype: str, context_length: int, revision: str | None = None
+    ) -> list[str]:
+        """The server's command line; `model` and `tokenizer` are folders or hub ids."""
+        # The model's own sampling defaults (generation_config.json) would be added to ours.
+        options: dict[str, Any] = {
+            "vllm": {
+                "--model": model, "--tokenizer": tokenizer, "--max-model-len": context_length,
+                "--generation-config": "vllm",
+            },
+            "sglang": {
+                "--model-path": model, "--tokenizer-path": tokenizer, "--context-length": context_length,
+                "--sampling-defaults": "openai",
+            },
+        }[self.name]  # fmt: skip
+        options |= {"--served-model-name": SERVED_NAME, "--host": "127.0.0.1", "--port": port, "--dtype": dtype}
+        if revision is not None:
+            options["--revision"] = revision
+        module = {"vllm": "vllm.entrypoints.openai.api_server", "sglang": "sglang.launch_server"}[self.name]
+        given = [str(part) for option in options.items() for part in option]
+        return [str(self.python), "-m", module, *given, *self.arguments]
+
+
+def _environment(python: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
+    # Kernels that are compiled at run time need the programs of the same environment.
+    return {**kept, "PATH": os.pathsep.join([str(python.parent), kept.get("PATH", os.defpath)])}
+
+
+class EngineProcess:
+    """The server of an engine, from its start to its end."""
+
+    def __init__(self, installation: EngineInstallation, command: Sequence[str], port: int, log: Path) -> None:
+        self.installation, self.log = installation, log
+        self.endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", tries=1)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._guard = start_guard()
+        try:
+            with log.open("ab") as file:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                    process_group=self._guard.pid, env=_environment(installation.python),
+                )  # fmt: skip
+        except BaseException:
+            self._end_guard()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_until_ready(
+        self, timeout_s: float, check: Callable[[], None] = lambda: None, report: Callable[[str], None] = lambda t: None
+    ) -> None:
+        """`report` gets the last line of the log whenever it changes."""
+        begin_s, shown = time.monotonic(), ""
+        probe = replace(self.endpoint, timeout_s=5.0)
+        while True:
+            check()
+            self.require_alive()
+            with suppress(JoulelabError):
+                probe.require_reachable()
+                return
+            waited_s = time.monotonic() - begin_s
+            if waited_s > timeout_s:
+                raise JoulelabError(
+                    f"{self.installation.name} was not ready after {waited_s:.0f} s; the end of {self.log}:\n"
+                    + self.log_tail(),
+                    "raise generation.engine_timeout_s, or fix what the log reports",
+                )
+            line = (self.log_tail(1) or "starting").strip()
+            if line != shown:
+                report(line)
+                shown = line
+            time.sleep(_POLL_S)
+
+    def require_alive(self, grace_s: float = 0.0) -> None:
+        """`grace_s`: wait for an end that is under way, after a connection was lost."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        code = self._process.poll()
+        if code is not None:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            raise JoulelabError(
+                f"{self.installation.identity} {how}; the end of {self.log}:\n{self.log_tail()}",
+                "fix what the log reports; generation.engine_args are added to the engine's command line",
+            )
+
+    def log_tail(self, lines: int = _LOG_LINES) -> str:
+        with self.log.open(encoding="utf-8", errors="replace") as file:
+            last = collections.deque((line.rstrip() for line in file if line.strip()), lines)
+        return "\n".join(line[-300:] for line in last)
+
+    def stop(self) -> None:
+        """End the engine with all of its processes; does nothing the second time."""
+        if self._guard.returncode is not None:
+            return
+        workers: list[psutil.Process] = []
+        with suppress(psutil.Error):
+            # Workers may have left the process group.
+            workers = psutil.Process(self._process.pid).children(recursive=True)
+        if self._process.poll() is None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE_S)
+        end_all([worker for worker in workers if worker.is_running()])
+        self._end_guard()
+        self._process.wait()
+
+    def _end_guard(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._guard.pid, signal.SIGKILL)  # the guard included
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()
+
+
+def start_engine(
+    installation: EngineInstallation,
+    model: str,
+    *,
+    tokenizer: str,
+    dtype: str,
+    context_length: int,
+    log: Path,
+    revision: str | None = None,
+    timeout_s: float = 900.0,
+    check: Callable[[], None] = lambda: None,
+    report: Callable[[str], None] = lambda text: None,
+) -> EngineProcess:
+    """A running engine; the caller stops it. `model` is a folder, or a hub id with its `revision`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = installation.command(model, tokenizer, port, dtype, context_length, revision)
+    engine = EngineProcess(installation, command, port, log)
+    try:
+        engine.wait_until_ready(timeout_s, check, report)
+    except BaseException:
+        engine.stop()
+        raise
+    return engine
+
+
+class EngineGenerator(ServerGenerator):
+    """Generates with a running engine, whose process it stops when it is closed."""
+
+    def __init__(
+        self,
+        engine: EngineProcess,
+        tokenizer: Any,
+        end_ids: Sequence[int],
+        settings: GenerationSettings,
+        *,
+        identity: str,
+        concurrency: int = 256,
+        metered_gpus: str = "auto",
+        log_probabilities: bool = False,
+        extra: Mapping[str, Any] | None = None,
+        check: Callable[[], None] = lambda: None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        """`identity` names the weights; the engine is added to it. `on_close` replaces stopping the engine."""
+
+        def check_engine() -> None:
+            check()
+            engine.require_alive()
+
+        super().__init__(
+            engine.endpoint, SERVED_NAME, settings,
+            concurrency=concurrency, on_this_node=True, metered_gpus=metered_gpus, extra=extra,
+            as_tokens=TokenPrompts(tokenizer, end_ids), log_probabilities=log_probabilities, check=check_engine,
+        )  # fmt: skip
+        self._engine, self._on_close = engine, on_close or engine.stop
+        self.identity = engine_identity(identity, engine.installation)
+        self.location = ServerLocation(True, f"{engine.installation.name} was started here", (engine.pid,))
+
+    def warm_up(self, prompts: Sequence[Prompt]) -> None:
+        """A few short answers: engines compile some kernels for the first requests."""
+        settings, at_once = self.settings, self.prompts_at_once
+        tokens = min(_WARM_UP_TOKENS, settings.max_new_tokens)
+        self.settings = settings.model_copy(update={"max_new_tokens": tokens, "n": 1})
+        try:
+            collections.deque(self.generate(prompts[:_WARM_UP_PROMPTS]), maxlen=0)
+        finally:
+            self.settings, self.prompts_at_once = settings, at_once
+
+    def _explain_failure(self) -> None:
+        self._engine.require_alive(grace_s=_END_S)
+
+    def close(self) -> None:
+        super().close()
+        self._on_close()
+
+
+def engine_identity(weights: str, installation: EngineInstallation) -> str:
+    return f"{weights} by {json.dumps(installation.identity)}"
+
+
+# Energy of vLLM from its start to its first answer, on an H200.
+_VLLM_START_J = 6500.0
+_VLLM_ROWS = 1024
+_MEASURED_PARAMETERS = 135e6
+
+
+@dataclass(frozen=True)
+class GenerationShape:
+    """Sizes that decide which engine uses less energy."""
+
+    parameters: int
+    answers: int
+    rows: int
+    """Answers that the builtin engine generates at once."""
+    prompt_tokens: int
+    new_tokens: int
+
+
+# mJ per token of SmolLM2-135M on an H200 at 24 prompt and 96 new tokens, by rows (docs/results.md): builtin, vLLM 0.26.
+_TOKEN_MJ = {1: (158.0, 311.0), 8: (23.3, 48.2), 128: (3.0, 6.1), 1024: (2.0, 5.3)}
+
+
+def vllm_uses_less_energy(shape: GenerationShape) -> bool:
+    """By what was measured: at equal rows vLLM used more energy than the builtin engine, even without its start. It
+    fills up to 1,024 rows by itself, though, where the builtin engine has those of a batch."""
+    ours_mj = next(own for rows, (own, _) in sorted(_TOKEN_MJ.items(), reverse=True) if rows <= max(1, shape.rows))
+    filled = min(shape.answers, _VLLM_ROWS)
+    theirs_mj = next(other for rows, (_, other) in sorted(_TOKEN_MJ.items(), reverse=True) if rows <= max(1, filled))
+    # Both read the weights once per step, so energy grows with the parameters alike.
+    tokens, scale = shape.answers * shape.new_tokens, max(1.0, shape.parameters / _MEASURED_PARAMETERS)
+    return scale * tokens * (ours_mj - theirs_mj) / 1e3 > _VLLM_START_J

@@ -1,0 +1,1 @@
+"""A small OpenAI-compatible server, and the load that measures any such server."""

@@ -1,0 +1,319 @@
+"""Continuous batching for `joulelab serve`: requests enter and leave the running batch between two decoding steps.
+
+Every request has a slot of the engine's cache (`generation.static_decoder`), filled from position 0. A step reads one
+token of every slot up to the highest one in use, so a request that arrives waits for the current step and not for the
+current answers. On a GPU the step is captured as a CUDA graph, one for each batch size that is a power of two. Slots
+without a request compute a token that is discarded: cheaper than moving the others, because a small batch is bound by
+reading the weights.
+
+One thread owns the model. Other threads submit requests and receive tokens through queues.
+
+Shapes: P prompts, R rows of the batch, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from joulelab.data.chat.encoding import vocab_size_of
+from joulelab.errors import ConfigError, JoulelabError
+from joulelab.infer.generation.completions import end_ids
+from joulelab.infer.generation.sampler import StopTexts, answer_random_numbers, sample_tokens
+from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.infer.generation.static_decoder import SlotCache, check_model, decode_attention
+from joulelab.infer.recipes import capture_cuda_graph
+
+# Prompt tokens that are read in one call, padding included: the running requests wait for it.
+_PROMPT_TOKENS_AT_ONCE = 8_192
+
+
+class ServerBusy(JoulelabError):
+    """As many requests wait as are accepted."""
+
+
+class _ServedSlots(SlotCache):
+    """On a CPU attention goes over all positions that it gets, so decoding gets only those in use."""
+
+    positions_in_use: int | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        end = self.positions_in_use
+        return (keys, values) if end is None else (keys[:, :end], values[:, :end])
+
+
+class SlotBatch:
+    """The model with a cache of `slots` slots: read prompts into slots, then one token of every row per step."""
+
+    def __init__(self, model: Any, slots: int, tokens: int, words: int) -> None:
+        """`tokens`: positions of a slot. Logits beyond the first `words` are padding of the vocabulary."""
+        self._device = next(model.parameters()).device
+        self._model, self._words, self.slots, self.tokens = model, words, slots, tokens
+        self._cache = _ServedSlots(slots, tokens, self._device)
+        self._token_R = torch.zeros(slots, dtype=torch.long, device=self._device)
+        self._places = [0] * slots
+        self._graphs: dict[int, Callable[[], Tensor]] = {}
+
+    def read(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> None:
+        """Fill slots with prompts without their last tokens, which the next step reads."""
+        waiting = [place for place, prompt in enumerate(prompts) if len(prompt) > 1]
+        waiting.sort(key=lambda place: len(prompts[place]))
+        while waiting:
+            longest = len(prompts[waiting[-1]]) - 1
+            some = [waiting.pop() for _ in range(min(len(waiting), max(1, _PROMPT_TOKENS_AT_ONCE // longest)))]
+            # Padding on the right: causal attention never looks at it, and decoding overwrites it.
+            ids_PT = torch.zeros(len(some), longest, dtype=torch.long)
+            for row, place in enumerate(some):
+                ids_PT[row, : len(prompts[place]) - 1] = torch.tensor(prompts[place][:-1])
+            slots_P1 = torch.tensor([[slots[place]] for place in some])
+            self._cache.positions_in_use = None
+            with self._cache.reading_prompts(slots_P1.to(self._device)):
+                self._model(
+                    input_ids=ids_PT.to(self._device),
+                    attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self._device),
+                    position_ids=torch.arange(longest, device=self._device)[None].expand(len(some), -1),
+                    past_key_values=self._cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+        where = torch.tensor(list(slots), device=self._device)
+        self._token_R[where] = torch.tensor([prompt[-1] for prompt in prompts], device=self._device)
+        self._move(slots, [len(prompt) - 1 for prompt in prompts])
+
+    def release(self, slot: int) -> None:
+        """A free slot below others stays in the batch; at position 0 it attends to one token."""
+        self._move([slot], [0])
+
+    def set_tokens(self, slots: Sequence[int], tokens_R: Tensor) -> None:
+        """Replace the most likely tokens, which a step has chosen, by sampled ones."""
+        self._token_R[torch.tensor(list(slots), device=self._device)] = tokens_R
+
+    def step(self, rows: int) -> tuple[list[int], Tensor]:
+        """The most likely next token of the first `rows` slots, and the logits."""
+        if self._device.type == "cuda":
+            logits_RV = self._graph(rows)()
+        else:
+            self._cache.positions_in_use = max(self._places[:rows]) + 1
+            logits_RV = self._forward(rows)
+        self._places[:rows] = [min(place + 1, self.tokens - 1) for place in self._places[:rows]]
+        return self._token_R[:rows].tolist(), logits_RV[:rows]
+
+    def warm_up(self) -> None:
+        """Allocate the cache and capture the graphs before the first request."""
+        self.read([[0, 0]] * self.slots, range(self.slots))
+        rows = self.slots
+        while rows:
+            self.step(rows)
+            rows //= 2
+        for slot in range(self.slots):
+            self.release(slot)
+
+    def _move(self, slots: Sequence[int], places: Sequence[int]) -> None:
+        for slot, place in zip(slots, places, strict=True):
+            self._places[slot] = place
+        self._cache.places_R[torch.tensor(list(slots), device=self._device)] = torch.tensor(
+            list(places), device=self._device
+        )
+
+    def _graph(self, rows: int) -> Callable[[], Tensor]:
+        size = 1
+        while size < rows:
+            size *= 2
+        size = min(size, self.slots)
+        if size not in self._graphs:
+            # The calls before the capture are steps that move places and tokens, which are restored.
+            before = self._token_R.clone(), self._cache.places_R.clone()
+            if not self._cache.slots:
+                self._forward(size)  # allocates the cache, which a graph must not own
+            self._graphs[size] = capture_cuda_graph(partial(self._forward, size))
+            self._token_R.copy_(before[0])
+            self._cache.places_R.copy_(before[1])
+        return self._graphs[size]
+
+    def _forward(self, rows: int) -> Tensor:
+        places_R = self._cache.places_R[:rows]
+        logits_RV: Tensor = self._model(
+            input_ids=self._token_R[:rows, None],
+            attention_mask=(places_R + 1).int().view(-1, 1, 1, 1),
+            position_ids=places_R[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1, : self._words]
+        self._token_R[:rows].copy_(logits_RV.argmax(-1))
+        places_R.add_(1).clamp_(max=self.tokens - 1)
+        return logits_RV
+
+
+@dataclass(eq=False)
+class ServedRequest:
+    """One answer to one prompt. `events` gets lists of tokens, then a finish reason or an error."""
+
+    ids: Sequence[int]
+    settings: GenerationSettings
+    number: int = 0
+    """Of the answers to one prompt; answers with different numbers differ."""
+    ignore_eos: bool = False
+    events: queue.SimpleQueue[list[int] | str | JoulelabError] = field(default_factory=queue.SimpleQueue)
+    cancelled: bool = False
+    answer: list[int] = field(default_factory=list)
+    random_numbers: NDArray[np.float64] | None = None
+    """One per token of the answer; None for greedy decoding. From seed and prompt, whatever the batch."""
+
+
+class BatchEngine:
+    """Runs the batch in a thread: `submit` from any thread, `close` at the end."""
+
+    def __init__(self, model: Any, tokenizer: Any, *, slots: int, context: int, max_waiting: int = 256) -> None:
+        """`context`: prompt and answer of a request in tokens."""
+        if not check_model(model).slots:
+            raise ConfigError(
+                f"{type(model).__name__} does not use full attention in all layers, which `joulelab serve` needs",
+                "serve it with vLLM or SGLang and measure that server: joulelab infer --server URL",
+            )
+        self.tokenizer, self.context, self.slots, self.max_waiting = tokenizer, context, slots, max_waiting
+        self._model, self.vocabulary, self._end_ids = (
+            model,
+            vocab_size_of(tokenizer),
+            frozenset(end_ids(model, tokenizer)),
+        )
+        self._batch = SlotBatch(model, slots, context, self.vocabulary)
+        self._running: dict[int, ServedRequest] = {}
+        self._stops: dict[int, StopTexts] = {}
+        self._waiting: deque[ServedRequest] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._failure: JoulelabError | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="joulelab-batch", daemon=True)
+
+    def start(self) -> None:
+        """Returns when the first request can be answered without further setup."""
+        self._thread.start()
+        self._ready.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests that are running, and waiting."""
+        return len(self._running), len(self._waiting)
+
+    def submit(self, requests: Sequence[ServedRequest]) -> None:
+        """All of them or none."""
+        with self._changed:
+            if self._closing or self._failure is not None:
+                raise self._failure or ServerBusy("the server is shutting down")
+            if len(self._waiting) + len(requests) > self.max_waiting:
+                raise ServerBusy(f"{len(self._waiting)} requests wait already; the limit is {self.max_waiting}")
+            self._waiting.extend(requests)
+            self._changed.notify()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """End requests that are not finished with an error, then the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+
+    @torch.no_grad()
+    def _work(self) -> None:
+        try:
+            with decode_attention(self._model):
+                self._batch.warm_up()
+                self._ready.set()
+                while self._admit():
+                    self._step()
+        except Exception as error:  # every client must get an answer, whatever happened
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else 'no message'}"
+            self._failure = JoulelabError(f"generation failed: {reason}", "restart the server with a smaller batch")
+        finally:
+            self._ready.set()
+            with self._changed:
+                ended = self._failure or ServerBusy("the server is shutting down")
+                for request in [*self._running.values(), *self._waiting]:
+                    request.events.put(ended)
+                self._running.clear()
+                self._waiting.clear()
+
+    def _admit(self) -> bool:
+        """Move waiting requests into free slots, lowest first; block while there is nothing to do."""
+        for slot in [slot for slot, request in self._running.items() if request.cancelled]:
+            self._remove(slot)
+        with self._changed:
+            while not self._running and not self._waiting and not self._closing:
+                self._changed.wait()
+            if self._closing:
+                return False
+            free = [slot for slot in range(self.slots) if slot not in self._running]
+            admitted: dict[int, ServedRequest] = {}
+            while free and self._waiting:
+                request = self._waiting.popleft()
+                if not request.cancelled:
+                    admitted[free.pop(0)] = request
+            self._running |= admitted
+        for slot, request in admitted.items():
+            self._stops[slot] = StopTexts(self.tokenizer, request.settings.stop)
+            if request.settings.do_sample:
+                request.random_numbers = answer_random_numbers(request.settings, request.ids, request.number)
+        if admitted:
+            self._batch.read([request.ids for request in admitted.values()], list(admitted))
+        return True
+
+    def _step(self) -> None:
+        if not self._running:  # all were canceled
+            return
+        tokens, logits_RV = self._batch.step(max(self._running) + 1)
+        for slot, token in self._sampled(logits_RV).items():
+            tokens[slot] = token
+        for slot, request in list(self._running.items()):
+            request.answer.append(tokens[slot])
+            request.events.put([tokens[slot]])
+            reason = self._finish_reason(slot, request)
+            if reason:
+                request.events.put(reason)
+                self._remove(slot)
+
+    def _sampled(self, logits_RV: Tensor) -> dict[int, int]:
+        """Tokens of the rows that sample; rows with equal settings are sampled together."""
+        groups: dict[tuple[float, float, int], list[int]] = {}
+        for slot, request in self._running.items():
+            chosen = request.settings
+            if chosen.do_sample:
+                groups.setdefault((chosen.temperature, chosen.top_p, chosen.top_k), []).append(slot)
+        found: dict[int, int] = {}
+        for slots in groups.values():
+            requests = [self._running[slot] for slot in slots]
+            numbers = [one.random_numbers[len(one.answer)] for one in requests if one.random_numbers is not None]
+            rows_RV = logits_RV[torch.tensor(slots, device=logits_RV.device)]
+            numbers_R = torch.tensor(numbers, dtype=torch.float64, device=logits_RV.device)
+            tokens_R, _ = sample_tokens(rows_RV, requests[0].settings, numbers_R)
+            self._batch.set_tokens(slots, tokens_R)
+            found |= dict(zip(slots, tokens_R.tolist(), strict=True))
+        return found
+
+    def _finish_reason(self, slot: int, request: ServedRequest) -> str:
+        token = request.answer[-1]
+        if token in self._end_ids and not request.ignore_eos:
+            return "stop"
+        if request.settings.stop and self._stops[slot].reached(request.answer):
+            return "stop"
+        return "length" if len(request.answer) >= request.settings.max_new_tokens else ""
+
+    def _remove(self, slot: int) -> None:
+        del self._running[slot]
+        self._stops.pop(slot, None)
+        self._batch.release(slot)

@@ -1,0 +1,188 @@
+"""The pipeline `serving`: put load on a server, level by level, and record latency, throughput and energy.
+
+A level is a stage; its row comes from the steady window inside. An engine that the run starts is a child process, so
+its CPU time and GPUs are the run's; a running server on this machine is found by its port. The energy of a server
+elsewhere is missing: this machine's meter sees only the client.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from joulelab.data.inputs import input_bill, keep_recorded_commits
+from joulelab.errors import JoulelabError
+from joulelab.infer.generation.server import locate_server, unmetered_gpus
+from joulelab.infer.serving.client_load import LoadRunner, LoadWindow, StreamingClient
+from joulelab.infer.serving.config import ServingSpec, api_key, gpus_of
+from joulelab.infer.serving.load_summary import load_values
+from joulelab.runs.context import RunContext
+from joulelab.train.stats.step_energy import energy_reader
+
+TRACKER = "serving"
+START = "engine.start"
+_STOP_S = 20.0
+
+
+@dataclass(frozen=True)
+class MeasuredServer:
+    """Where requests go, and whether this machine's meter sees the work."""
+
+    url: str
+    model: str
+    device: str
+    """`cuda` or `cpu`: whose energy is reported."""
+    energy_gap: str = ""
+    """Why the energy is missing."""
+    facts: Any = None
+
+
+def run_serving(run: RunContext) -> None:
+    spec = cast(ServingSpec, run.spec)
+    keep_recorded_commits(run)
+    loads: list[LoadWindow] = []
+    with _started_engine(run, spec) if spec.engine else _running_server(run, spec) as server:
+        run.note_device(server.device)
+        requests = spec.requests(server.model)
+        client = StreamingClient(server.url, api_key(), spec.timeout_s)
+        runner = LoadRunner(client, lambda: next(requests), spec.seed)
+        for level in spec.levels:
+            with run.stage(f"serve.{level.name}", role="inference", activity="serve") as stage:
+                run.progress.write(f"load: {level.text}")
+
+                def tick(seconds: float) -> None:
+                    run.progress.advance(round(seconds))
+                    run.stop.check()
+
+                load = runner.run(level, spec.duration_s, spec.limit_s, tick)
+                done = [one for one in load.requests if one.done_ns and not one.error]
+                _require_answers(load)
+                stage.count(samples=len(done), tokens=sum(one.completion_tokens for one in done))
+            loads.append(load)
+    _record_rows(run, spec, server, loads)
+
+
+def _require_answers(load: LoadWindow) -> None:
+    if any(one.chunk_ns for one in load.requests):
+        return
+    failed = [one for one in load.requests if one.error]
+    if failed:
+        raise JoulelabError(
+            f"all {len(failed)} requests of {load.level.text} failed: {failed[0].error}", "see the server's log"
+        )
+    raise JoulelabError(f"no request of {load.level.text} was answered within {load.seconds:.0f} s", "raise --max-time")
+
+
+def _record_rows(run: RunContext, spec: ServingSpec, server: MeasuredServer, loads: list[LoadWindow]) -> None:
+    """Once the trace covers the last window."""
+    end_ns = max(load.window[1] for load in loads)
+    read = None if server.energy_gap else energy_reader(run.meter, end_ns, server.device)
+    gpus = gpu_names(run) if server.device == "cuda" else []
+    for load in loads:
+        values = load_values(load, read, server.energy_gap)
+        values |= {
+            "server": spec.server or f"engine {spec.engine}",
+            "model": spec.model or server.model,
+            "engine": server.facts,
+            "device": server.device,
+            "gpus": len(gpus),
+            "gpu_model": next(iter(gpus), ""),
+            "prompts": Path(spec.prompts).name,
+            "prompt_tokens": spec.prompt_tokens,
+            "new_tokens": spec.new_tokens,
+            "limits": {
+                "ttft_ms": spec.ttft_limit_ms,
+                "tpot_ms": spec.tpot_limit_ms,
+                "percentile": spec.limit_percentile,
+            },
+        }
+        run.meter.event("tracker", stage=f"serve.{load.level.name}", name=TRACKER, values=values)
+
+
+def gpu_names(run: RunContext) -> list[str]:
+    """Names of the metered GPUs."""
+    from joulelab.meter.series import load_trace
+
+    trace = load_trace(run.meter.trace_path)
+    return [series.name for series in trace.devices if series.component == "gpu" and series.counted]
+
+
+@contextmanager
+def _running_server(run: RunContext, spec: ServingSpec) -> Iterator[MeasuredServer]:
+    model = spec.require_server()
+    location = locate_server(spec.server)
+    gap = "" if location.is_local else f"this machine's meter does not measure the server: {location.reason}"
+    uuids = gpus_of(location.pids)
+    if not gap and (unmetered := unmetered_gpus(location.pids, spec.meter_settings().gpus)):
+        gap = f"the server computes on GPUs that are not metered here: {', '.join(unmetered)}; set energy.gpus"
+    if gap:
+        run.warn(f"energy per token is missing: {gap}. The stages' energy is that of this machine, the client.")
+    else:
+        where = f"GPU {', '.join(uuids)}" if uuids else "CPU"
+        run.note(f"the server is on this machine ({location.reason}) and computes on {where}")
+    yield MeasuredServer(spec.server, model, "cuda" if uuids else "cpu", gap, None)
+
+
+@contextmanager
+def _started_engine(run: RunContext, spec: ServingSpec) -> Iterator[MeasuredServer]:
+    """Start, load and warm-up are a stage; the engine ends with the block, whatever happens inside."""
+    input_bill(run, "model", spec.model, "model", role=None)
+    served = spec.served_model
+    command = [sys.executable, "-m", "joulelab", "serve", served.model, "--port", "0", "--json"]
+    for option, value in (
+        ("--dtype", served.dtype),
+        ("--device", "cuda" if served.on_gpu else "cpu"),
+        ("--batch-size", served.batch_size),
+        ("--context", served.context),
+        ("--threads", served.threads),
+        ("--max-waiting", 4096),
+    ):
+        command += [option, str(value)]
+    with tempfile.TemporaryFile("w+") as messages, run.stage(START, role="setup", activity="load"):
+        run.progress.write(f"starting {spec.engine} with {spec.model}")
+        # In its own group: Ctrl-C reaches this process, which then stops the engine in order.
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True, start_new_session=True)
+        facts = _facts_of(child, messages)
+    try:
+        yield MeasuredServer(facts["url"], facts["model"], facts["device"], "", facts)
+    finally:
+        _stop(child)
+
+
+def _facts_of(child: subprocess.Popen[str], messages: IO[str]) -> dict[str, Any]:
+    """What the engine reports once it is ready."""
+    assert child.stdout is not None
+    try:
+        line = child.stdout.readline()
+    except BaseException:
+        _stop(child)
+        raise
+    if not line:
+        child.wait()
+        messages.seek(0)
+        problem = [text for text in messages.read().splitlines() if text.strip()]
+        error = next((text.removeprefix("error: ") for text in problem if text.startswith("error: ")), "")
+        raise JoulelabError(
+            f"the engine ended with exit code {child.returncode}: {error or ' '.join(problem[-1:])}",
+            "start it by hand to see all messages: joulelab serve MODEL",
+        )
+    facts: dict[str, Any] = json.loads(line)
+    return facts
+
+
+def _stop(child: subprocess.Popen[str]) -> None:
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.communicate(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()

@@ -1,0 +1,134 @@
+"""`joulelab infer --server` and `--engine`: a run like every other, refused before it starts where it cannot work."""
+
+import csv
+import json
+
+import pytest
+from commands import joulelab_here, shown
+from tiny_lm import make_model, make_tokenizer
+
+from joulelab.infer.serving import config
+from joulelab.infer.serving.config import ServingSpec
+from joulelab.meter.config import EnergyConfig
+from joulelab.runs.spec import check
+
+SHORT = (
+    "--duration",
+    "3",
+    "--prompt-tokens",
+    "4-8",
+    "--new-tokens",
+    "8",
+    "energy.idle_before_s=0",
+    "energy.idle_after_s=0",
+)
+
+
+def measure(store, *words):
+    return joulelab_here("infer", *words, "--runs-dir", store)
+
+
+def test_a_running_server_is_measured_and_its_table_written(tiny_server, tmp_path):
+    server, table = tiny_server[0], tmp_path / "rows.csv"
+    done = measure(
+        tmp_path, "--server", server.url, "--concurrency", "1,3", *SHORT, "--max-tpot", "1e6", "--table", table
+    )
+    assert done.returncode == 0, done.stderr
+    assert "per output token, estimated" in done.stdout and "p95 of time per output token at most" in done.stdout
+    record = shown(tmp_path)
+    stages = {stage["name"]: stage for stage in record["stages"]}
+    assert stages["serve.c1"]["role"] == "inference" and stages["serve.c3"]["activity"] == "serve"
+    row = record["findings"]["serve.c3"]["serving"]
+    assert row["model"] == "tiny" and row["mean_output_tokens"] == 8 and 4 <= row["mean_input_tokens"] <= 8
+    assert row["energy"]["output_token"]["method"] == "estimated"
+    per = {unit: values["gross_j"] for unit, values in row["energy"].items()}
+    assert per["token"] < per["output_token"] < per["request"], "the same energy over different counts"
+    rows = list(csv.DictReader(table.open()))
+    assert [one["max_num_seqs"] for one in rows] == ["1", "3"]
+    assert float(rows[1]["energy_per_token_joules"]) == pytest.approx(per["output_token"])
+    assert joulelab_here("compare", "last", "--runs-dir", tmp_path).returncode == 0
+
+
+def test_the_energy_of_a_server_elsewhere_is_missing(tiny_server, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "joulelab.infer.serving.serving_pipeline.locate_server",
+        lambda url: config.locate_server("http://192.0.2.1:9/v1"),
+    )
+    done = measure(tmp_path, "--server", tiny_server[0].url, "--concurrency", "2", *SHORT, "--json")
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)["serving"][0]
+    assert row["energy"]["output_token"] is None and "192.0.2.1" in row["why_no_energy"]
+    assert row["output_tokens_per_s"] > 0 and row["energy_method"] == "missing"
+
+
+@pytest.mark.slow
+def test_an_engine_is_started_measured_and_stopped(tmp_path):
+    make_model().save_pretrained(tmp_path / "tiny")
+    make_tokenizer().save_pretrained(tmp_path / "tiny")
+    words = ("--engine", "builtin", "--model", tmp_path / "tiny", "--rate", "6", "--concurrency", "2")
+    done = measure(tmp_path / "runs", *words, *SHORT)
+    assert done.returncode == 0, done.stderr
+    record = shown(tmp_path / "runs")
+    assert [
+        stage["name"] for stage in record["stages"] if "." in stage["name"] and "overhead" not in stage["name"]
+    ] == [
+        "engine.start",
+        "serve.c2",
+        "serve.r6",
+    ]
+    assert record["findings"]["serve.r6"]["serving"]["engine"]["dtype"] == "fp32"
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (("--server", "http://127.0.0.1:9/v1"), "no server answers at http://127.0.0.1:9/v1"),
+        (("--server", "localhost"), "is not a server address"),
+        (("--engine", "builtin"), "needs a model"),
+        (("--engine", "builtin", "--model", "no/such/folder"), "no/such/folder"),
+        (("--server", "http://127.0.0.1:9/v1", "--engine", "builtin"), "either a running server"),
+        (("--server", "http://127.0.0.1:9/v1", "--dtype", "bf16"), "dtype belongs to an engine"),
+        (("--server", "http://127.0.0.1:9/v1", "--concurrency", "0"), "concurrency"),
+        (("--server", "http://127.0.0.1:9/v1", "--concurrency", "two"), "whole numbers"),
+        (("--server", "http://127.0.0.1:9/v1", "--prompt-tokens", "9-3"), "wrong order"),
+        (("--server", "http://127.0.0.1:9/v1", "--table", "rows.txt"), ".csv or .json"),
+        (("--server", "http://127.0.0.1:9/v1", "--norm", "none"), "--norm has no effect"),
+        (("--server", "http://127.0.0.1:9/v1", "--prompts", "absent.txt"), "absent.txt"),
+        (("smollm2", "--concurrency", "4"), "applies to a server"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_the_run(words, text, tmp_path):
+    done = measure(tmp_path / "runs", *words)
+    assert done.returncode == 2 and text in " ".join(done.stderr.split()), done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_that_the_server_lacks_is_refused(tiny_server, tmp_path):
+    done = measure(tmp_path / "runs", "--server", tiny_server[0].url, "--model", "other")
+    assert done.returncode == 2 and "it lists tiny" in done.stderr and not (tmp_path / "runs").exists()
+
+
+def test_prompts_of_a_file_are_sent_in_order_and_random_words_differ(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "one"}\n{"messages": [{"role": "user", "content": "two"}]}\n')
+    settings = {"pipeline": "serving", "server": "http://localhost:1/v1", "prompts": str(file)}
+    spec = check(settings)
+    sent = [request for _, request in zip(range(3), spec.requests("m"), strict=False)]
+    assert [path for path, _ in sent] == ["/completions", "/chat/completions", "/completions"]
+    assert sent[1][1]["messages"][0]["content"] == "two" and "ignore_eos" not in sent[0][1]
+    plain = check({"pipeline": "serving", "server": "http://localhost:1/v1"})
+    words = [body["prompt"] for _, (_, body) in zip(range(5), plain.requests("m"), strict=False)]
+    assert len(set(words)) == 5 and all(len(text.split()) == 256 for text in words)
+
+
+def test_a_local_server_is_metered_by_its_processes_and_gpus(monkeypatch):
+    spec = ServingSpec(name="x", server="http://localhost:8000/v1")
+    place = config.locate_server("http://192.0.2.1:9/v1")
+    monkeypatch.setattr(config, "locate_server", lambda url: type(place)(True, "here", (41, 42)))
+    monkeypatch.setattr(config, "gpus_of", lambda pids: ["GPU-3"])
+    found = spec.meter_settings()
+    assert (found.process_ids, found.gpus) == ((41, 42), "GPU-3")
+    named = spec.model_copy(update={"energy": EnergyConfig(gpus="0")})
+    assert named.meter_settings().gpus == "0", "GPUs that the user names are kept"
+    monkeypatch.setattr(config, "locate_server", lambda url: place)
+    assert spec.meter_settings() == spec.energy
