@@ -171,17 +171,19 @@ def reverse_kl(student_log_CV: Tensor, teacher_log_CV: Tensor) -> tuple[Tensor, 
     return divergence_C, student_CV * (difference_CV - divergence_C[:, None])
 
 
-def jensen_shannon(student_log_CV: Tensor, teacher_log_CV: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of both distributions' KL to their mixture: symmetric, and never above ln 2."""
-    difference_CV = student_log_CV - teacher_log_CV
-    # log(student / mixture) = log 2 - log(1 + teacher / student), without a sum that would round
-    student_part_CV, teacher_part_CV = (math.log(2.0) - F.softplus(sign * difference_CV) for sign in (-1, 1))
+def jensen_shannon(student_log_CV: Tensor, teacher_log_CV: Tensor, beta: float = 0.5) -> tuple[Tensor, Tensor]:
+    """beta KL(teacher || m) + (1 - beta) KL(student || m) with the mixture m = beta teacher + (1 - beta) student
+    (Agarwal et al., 2024, eq. 1). With beta 0.5 it is symmetric and never above ln 2. Divided by beta it approaches the
+    forward KL for beta near 0, divided by 1 - beta the reverse KL for beta near 1."""
+    difference_CV, odds = student_log_CV - teacher_log_CV, math.log(beta) - math.log1p(-beta)
+    # log(student / m) = -log(1 - beta) - log(1 + odds teacher / student), without a sum that would round
+    student_part_CV = -math.log1p(-beta) - F.softplus(odds - difference_CV)
+    teacher_part_CV = -math.log(beta) - F.softplus(difference_CV - odds)
     student_CV, teacher_CV = student_log_CV.exp(), teacher_log_CV.exp()
-    # With m = (p + q) / 2 the terms from m's own derivative cancel, so d JSD / d z_j = q_j (log(q_j
-    # / m_j) - KL(q || m)) / 2.
+    # The terms from m's own derivative cancel, so d JSD / d z_j = (1 - beta) q_j (log(q_j / m_j) - KL(q || m)).
     student_C = (student_CV * student_part_CV).sum(-1)
-    divergence_C = 0.5 * (student_C + (teacher_CV * teacher_part_CV).sum(-1))
-    return divergence_C, 0.5 * student_CV * (student_part_CV - student_C[:, None])
+    divergence_C = (1 - beta) * student_C + beta * (teacher_CV * teacher_part_CV).sum(-1)
+    return divergence_C, (1 - beta) * student_CV * (student_part_CV - student_C[:, None])
 
 
 DIVERGENCES: dict[str, Divergence] = {"forward": forward_kl, "reverse": reverse_kl, "jsd": jensen_shannon}

@@ -312,6 +312,11 @@ class Runner(Generic[SpecT]):
     def counter(self, stage: Stage) -> Callable[[int, int], None]:
         return progress_counter(self.run, stage)
 
+    def reading(self, rows: int) -> None:
+        """Show how many rows of a source were read; also ends the reading if the run was asked to stop."""
+        self.run.progress.advance(rows, f"{rows:,} rows read")
+        self.run.stop.check()
+
     def _make_whole(self, work: ShardedWork) -> Artifact:
         def make(folder: Path) -> None:
             parts = self.run.find_shards(work.key(self.run), include_damaged=work.accepts_damaged_shards)

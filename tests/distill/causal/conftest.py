@@ -66,7 +66,9 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def finished(lab, tmp_path_factory):
-    """All five pipelines in one store, in the order of a comparison: later ones find what earlier ones made."""
+    """All six pipelines in one store, in the order of a comparison: later ones find what earlier ones made."""
     store = tmp_path_factory.mktemp("runs")
     evaluations = {"training": {"evaluate_every_steps": 4}}
-    return {name: lab.run(store, name, label=name, **evaluations) for name in ("sft", "kd", "synthetic", "dpo", "self")}
+    own = {"on-policy": {"on_policy": {"sync_every": 2}, "generation": {"prompt_tokens": 18}}}
+    names = ("sft", "kd", "synthetic", "dpo", "on-policy", "self")
+    return {name: lab.run(store, name, label=name, **evaluations, **own.get(name, {})) for name in names}

@@ -9,8 +9,7 @@ import transformers
 
 from joulelab.cli.console import BarProgress, PlainProgress
 from joulelab.cli.options import budget_settings, parse_budget, script_settings
-from joulelab.distill.causal import quality, students
-from joulelab.distill.causal import teacher as teacher_module
+from joulelab.distill.causal import generators, quality, students
 from joulelab.distill.causal.config import DATA_SCRIPTS, data_script_settings
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.evaluate.harness import TaskFigure
@@ -171,7 +170,7 @@ def test_the_energy_of_a_remote_server_is_reported_missing(lab, tmp_path, monkey
 def test_a_local_server_is_included_in_sensor_readings_but_not_in_cpu_time_estimates(method, seen):
     found = {"gpu": missing("none"), "cpu": EnergyFigure(energy_j=1.0, method=method)}
     tracker_context = SimpleNamespace(run=SimpleNamespace(meter=SimpleNamespace(so_far=lambda: found)))
-    assert (teacher_module.server_energy_gap(tracker_context) is None) is seen
+    assert (generators.server_energy_gap(tracker_context) is None) is seen
 
 
 def test_a_randomly_initialized_student_can_start_from_the_teachers_embeddings(lab):

@@ -1,4 +1,4 @@
-"""The five pipelines at tiny size: stages, artifacts, inherited energy and results."""
+"""The six pipelines at tiny size: stages, artifacts, inherited energy and results."""
 
 import json
 import math
@@ -23,6 +23,7 @@ STAGES = {
         "student.train",
         "student.evaluate",
     ],
+    "on-policy": ["student.train", "student.generate", "teacher.score", "student.evaluate"],
     "self": ["teacher.logits", "student.train", "student.evaluate"],
 }
 
@@ -79,7 +80,7 @@ def test_all_students_process_the_same_number_of_tokens_including_the_sft_studen
     for name, (record, paths) in finished.items():
         train = record.stage("student.train").tokens + record.stage("student.train.setup").tokens
         start = record.results["budget.start_tokens"].value
-        assert (start > 0) == (name in ("dpo", "self"))
+        assert (start > 0) == (name in ("dpo", "on-policy", "self"))
         assert 2400 <= start + train < 2400 + 4 * 64 * 2
         artifact = "final_policy" if name == "dpo" else "final_model"
         noted = json.loads((paths.artifacts / artifact / "training.json").read_text())

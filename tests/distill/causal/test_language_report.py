@@ -79,7 +79,7 @@ def test_unmetered_work_on_either_side_leaves_the_break_even_unknown(unseen):
     assert student_costs(row, base, None) == NOT_METERED
 
 
-def test_the_five_runs_are_compared_with_their_break_even(finished):
+def test_the_six_runs_are_compared_with_their_break_even(finished):
     records = [with_contention(record, contended=False) for record, _ in finished.values()]
     group = GroupRecord(
         group_id="g", name="g", about="", baseline="sft", created_at="", members=(), varying={}
@@ -89,7 +89,7 @@ def test_the_five_runs_are_compared_with_their_break_even(finished):
     grid = language_grid(comparison)
     assert grid in comparison_grids(comparison)
     cells = {row[0]: row for row in grid.rows}
-    assert list(cells) == ["sft", "kd", "synthetic", "dpo", "self"]
+    assert list(cells) == ["sft", "kd", "synthetic", "dpo", "on-policy", "self"]
     assert cells["sft"][-1] == "baseline"
     assert "does not break even: one repeat has no variance" in cells["kd"][-1]
     found = student_costs(comparison.row("kd"), comparison.row("sft"), comparison)

@@ -6,7 +6,10 @@ import pytest
 from tiny_llama import make_tokenizer
 
 from joulelab.distill.causal import teacher
+from joulelab.distill.causal.data import check_chat_parts, data_rows
+from joulelab.errors import ConfigError
 from joulelab.infer.generation.static_decoder import StaticDecoder
+from joulelab.runs.spec import check
 
 
 def test_reused_answers_need_no_search_for_prompts(lab, finished, monkeypatch):
@@ -53,3 +56,45 @@ def test_prompts_are_found_once_and_within_the_stage_that_needs_them(lab, finish
     record, _ = lab.run(store, "dpo", until="preferences", **change)
     assert record.status == "done" and record.stage("data.preferences")
     assert inside == [["teacher.generate" if "generation" in change else "data.preferences"]]
+
+
+def asked(folder):
+    """The words of the prompts in the log of answers."""
+    lines = (folder / "answers" / "answers.jsonl").read_text().splitlines()
+    return {json.loads(line)["prompt"][0]["content"] for line in lines}
+
+
+def test_prompts_without_answers_come_from_a_file_of_their_own(lab, tmp_path):
+    """Held-out questions among them are not answered; another content of the file gives other answers."""
+    held_out = next(data_rows(check(lab.settings("synthetic")).data, "test", limit=16))[0]["content"]
+    file = tmp_path / "prompts.jsonl"
+    prompts = [f"w{number} w{number + 1}" for number in range(6)]
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in [held_out, *prompts]))
+    changes = {"generation": {"prompts_from": str(file)}}
+    _, paths = lab.run(tmp_path / "runs", "synthetic", until="generation", **changes)
+    assert asked(paths.artifacts) == set(prompts)
+    assert f"note: prompts: not used of {file}: 1 (a held-out question)" in lab.listening.messages
+    file.write_text(json.dumps({"prompt": "w9 w8"}) + "\n")
+    _, paths = lab.run(tmp_path / "runs", "synthetic", until="generation", **changes)
+    assert asked(paths.artifacts) == {"w9 w8"}
+
+
+@pytest.mark.parametrize("pipeline", ["dpo", "on-policy"])
+def test_other_pipelines_that_generate_use_these_prompts(lab, tmp_path, monkeypatch, pipeline):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"w{number} w{number + 1}"}) + "\n" for number in range(6)))
+    seen = []
+    found = teacher._find_prompts
+    monkeypatch.setattr(teacher, "_find_prompts", lambda context: seen.extend(prompts := found(context)) or prompts)
+    generation = {"prompts_from": str(file), "prompt_tokens": 18}
+    until = {"until": "preferences"} if pipeline == "dpo" else {"on_policy": {"sync_every": 2}}
+    record, _ = lab.run(tmp_path / "runs", pipeline, generation=generation, **until)
+    assert record.status == "done"
+    assert {prompt[0]["content"] for prompt, _ in seen} == {f"w{number} w{number + 1}" for number in range(6)}
+
+
+def test_prompts_with_tools_are_refused_before_a_run_starts(lab, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": "w1", "tools": [{"type": "function", "function": {"name": "w"}}]}) + "\n")
+    with pytest.raises(ConfigError, match=r"prompts.jsonl has tools"):
+        check_chat_parts(check(lab.settings("synthetic", generation={"prompts_from": str(file)})))

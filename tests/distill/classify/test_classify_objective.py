@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from joulelab.data import labeled_text
+from joulelab.data import tokenized_text
 from joulelab.data.batches import collate
 from joulelab.data.labeled_text import LabeledText
 from joulelab.data.splits import text_id
@@ -49,7 +49,7 @@ def encode(batch):
 
 @pytest.fixture
 def dataset(tmp_path):
-    return labeled_text.write(
+    return tokenized_text.write(
         tmp_path / "set", texts("a", "bb", "ccc", "dddd", "eeeee"), encode, vocab_size=50, pad_id=0
     )
 
@@ -119,7 +119,7 @@ def write_teacher_cache(folder, dataset, teacher, batch_size):
 def test_cached_outputs_follow_the_text_and_not_its_position(tmp_path, dataset):
     teacher = TinyEncoder()
     write_teacher_cache(tmp_path / "cache", dataset, teacher, batch_size=2)
-    shuffled = labeled_text.write(
+    shuffled = tokenized_text.write(
         tmp_path / "other", texts("eeeee", "a", "dddd", "bb", "ccc"), encode, vocab_size=50, pad_id=0
     )
     teacher_outputs = open_cache(tmp_path / "cache", shuffled)
@@ -130,6 +130,6 @@ def test_cached_outputs_follow_the_text_and_not_its_position(tmp_path, dataset):
 
 def test_a_text_the_teacher_has_not_seen_is_an_error(tmp_path, dataset):
     write_teacher_cache(tmp_path / "cache", dataset, TinyEncoder(), batch_size=8)
-    other = labeled_text.write(tmp_path / "other", texts("a", "unseen"), encode, vocab_size=50, pad_id=0)
+    other = tokenized_text.write(tmp_path / "other", texts("a", "unseen"), encode, vocab_size=50, pad_id=0)
     with pytest.raises(JoulelabError, match="1 of 2 training texts are not in the teacher's cache"):
         open_cache(tmp_path / "cache", other)

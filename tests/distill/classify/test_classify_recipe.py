@@ -145,3 +145,26 @@ def test_a_teacher_with_an_untrained_head_is_refused_before_a_student_is_trained
         tiny.run(folder / "refused", chosen)
     (run,) = (folder / "refused").glob("tiny-*")
     assert "student.train" not in [stage.name for stage in load_record(run).stages]
+
+
+@pytest.mark.parametrize("save_format", ["hf", "jsonl"])
+def test_tokens_of_prepare_reviews_are_used_and_billed_once(world, save_format, tmp_path, monkeypatch):
+    from joulelab.data import tokenize
+
+    _, encoder, reviews = world
+    made = tmp_path / "tokens"
+    chosen = {"pipeline": "prepare-reviews", "source": str(reviews), "tokenizer": str(encoder), "max_length": 16,
+              "out_dir": str(made), "save_format": save_format, "energy": {"gpus": "none"}}  # fmt: skip
+    _, prepared = tiny.run(tmp_path / "store", chosen)
+    assert prepared.status == "done"
+
+    def refuse(self, texts):
+        raise AssertionError("texts were tokenized again")
+
+    monkeypatch.setattr(tokenize.TruncatingEncoder, "__call__", refuse)
+    data = {"source": str(made), "max_tokens": 16}
+    _, record = tiny.run(tmp_path / "store", tiny.settings(encoder, reviews, data=data, until="teacher"))
+    assert record.status == "done"
+    origin = next(line for line in record.lineage if line.kind == "prepared-reviews")
+    assert origin.made_by == prepared.run_id
+    assert [line.kind for line in record.lineage].count("prepared-reviews") == 1

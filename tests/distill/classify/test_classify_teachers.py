@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_reviews import tiny_model
 
-from joulelab.data import labeled_text
+from joulelab.data import tokenized_text
 from joulelab.data.batches import BatchStream
 from joulelab.data.labeled_text import LabeledText
 from joulelab.data.splits import text_id
@@ -47,7 +47,7 @@ def dataset(tmp_path):
     random = np.random.default_rng(0)
     lengths = random.integers(3, 9, size=24)
     rows = {word: random.integers(5, 17, size=length).tolist() for word, length in zip(words, lengths, strict=True)}
-    return labeled_text.write(tmp_path / "set", data, lambda batch: [rows[word] for word in batch], 17, pad_id=0)
+    return tokenized_text.write(tmp_path / "set", data, lambda batch: [rows[word] for word in batch], 17, pad_id=0)
 
 
 def trained(dataset, teacher):

@@ -6,7 +6,7 @@ import torch
 from test_classify_objective import TinyEncoder, encode, texts
 from torch import nn
 
-from joulelab.data import labeled_text
+from joulelab.data import tokenized_text
 from joulelab.data.batches import collate
 from joulelab.distill.classify import objective as objective_module
 from joulelab.distill.classify.config import ClassifySpec, DistillConfig, StudentConfig
@@ -31,7 +31,7 @@ LOSSES = {
 
 @pytest.fixture
 def batch(tmp_path):
-    dataset = labeled_text.write(
+    dataset = tokenized_text.write(
         tmp_path / "set", texts("a", "bb", "ccc", "dddd", "eeeee"), encode, vocab_size=50, pad_id=0
     )
     return collate(dataset, np.arange(5))

@@ -1,13 +1,13 @@
 """Settings of the language-model pipelines; importable without torch, so that a login node can check them.
 
-One model for all five pipelines: they differ in what the student learns from, and everything else has to be equal in a
+One model for all six pipelines: they differ in what the student learns from, and everything else has to be equal in a
 fair comparison. Sections that a pipeline does not use are ignored.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -15,22 +15,26 @@ from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
 from joulelab.data import sources
-from joulelab.data.chat.conversations import check_rows
+from joulelab.data.chat.conversations import check_prompts, check_rows
 from joulelab.data.chat.datasets import PRESETS
 from joulelab.data.chat.templates import read_template
-from joulelab.data.splits import OwnSplits, Size, all_of_own_data
+from joulelab.data.splits import USUAL_SHARES, HashShares, OwnSplits, Size, all_of_own_data
 from joulelab.data.text import ColumnChoice
 from joulelab.distill.config import LabelsAndTeacherSection, LanguageModelSpec, require_trackers
 from joulelab.distill.logit_cache.codecs import get_codec, require_usable
 from joulelab.errors import ConfigError, JoulelabError, UsageError
+from joulelab.infer.generation.engine_process import CHILD_ENGINES, EngineInstallation
 from joulelab.infer.generation.settings import CacheKind, GenerationSettings
 from joulelab.runs.phases import Shard
 from joulelab.runs.spec import RunSpec, Section, check
 from joulelab.train.config import TrainingConfig
 
 Until = Literal["data", "logits", "generation", "preferences", "teacher", "train"]
+ENGINES = ("auto", "builtin", *CHILD_ENGINES, "server")
 TEACHER_PHASES = {"kd": "logits", "synthetic": "generation", "dpo": "preferences"}
 """What a pipeline needs from its teacher."""
+STARTS_FROM_SFT = ("dpo", "on-policy", "self")
+"""Pipelines that continue a student after supervised fine-tuning with a share of the budget."""
 
 
 class Shape(NamedTuple):
@@ -46,6 +50,8 @@ class Shape(NamedTuple):
 
 SHAPES = {
     "nano": Shape(width=32, layers=2, heads=2, key_value_heads=1, inner_width=64),
+    # with SmolLM2's 49,152 tokens, 3.1 of the 3.4 million parameters are embeddings
+    "3m": Shape(width=64, layers=4, heads=2, key_value_heads=2, inner_width=192),
     # with SmolLM2's 49,152 tokens, 7.9 of the 9.9 million parameters are embeddings
     "10m": Shape(width=160, layers=6, heads=5, key_value_heads=5, inner_width=480),
     "30m": Shape(width=320, layers=10, heads=5, key_value_heads=5, inner_width=960),
@@ -102,17 +108,39 @@ def _known(name: str, built_in: Sequence[str], table: lookup.Table) -> str:
     return name
 
 
+def server_setting(server: str | None) -> str | None:
+    if server is not None and not server.startswith(("http://", "https://")):
+        raise ValueError(f"'{server}' is not the address of a server; expected for example http://localhost:8000/v1")
+    return server
+
+
 class Generation(Section):
     """Prompts, how they are answered, and which answers are kept."""
 
     prompts: int = Field(1000, ge=1)
-    """Number of prompts, taken from the training documents."""
+    """Number of prompts, taken from the training documents or `prompts_from`."""
+    prompts_from: str | None = None
+    """Other data to take prompts from: a file, a folder or a hub id with a column `prompt` (TRL's prompt-only type), or
+    with conversations, whose last answer is not used. Quality is still measured on `data`. null: the training rows."""
     prompt_tokens: int = Field(256, ge=1)
     """Maximum tokens of a prompt: longer prompts are skipped; a plain text is truncated to this length."""
     answer: GenerationSettings = GenerationSettings()
     """How answers are decoded; `n` answers per prompt. Its own seed lets all students share the answers."""
-    engine: str = "transformers"
-    """Generation engine in this process: `transformers`, or the engine of an installed package."""
+    renamed_values: ClassVar = {"engine": {"transformers": "builtin"}}
+
+    engine: str = "auto"
+    """`builtin`: the model in this process. `vllm`, `sglang`: started as a child process in the environment of
+    engine_python, and billed. `server`: the one at teacher.server. `auto`: that server if it is set, vLLM if
+    engine_python is set and vLLM is known to use less energy for this work, otherwise builtin. Or the engine of an
+    installed package."""
+    engine_python: str | None = None
+    """Python of the environment in which vLLM or SGLang is installed, for example /opt/vllm/bin/python."""
+    engine_args: tuple[str, ...] = ()
+    """Added to the engine's command line, for example ["--tensor-parallel-size", "2"]."""
+    engine_timeout_s: float = Field(900.0, gt=0, allow_inf_nan=False)
+    """Time limit for the engine to load the model."""
+    engine_concurrency: int = Field(256, ge=1)
+    """Prompts that are sent to vLLM or SGLang at once."""
     cache: CacheKind = "auto"
     """Key-value cache of the teacher. `growing`: works with every model. `fixed`: a slot of fixed size per row, and a
     step captured as a CUDA graph with sampling on the device. `auto`: `fixed` on a GPU if the model supports it."""
@@ -131,18 +159,138 @@ class Generation(Section):
     min_score: float | None = Field(None, allow_inf_nan=False)
     """Drop answers that the judge of `preferences` scores below this."""
 
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens, including the request for reasoning."""
+        return self.prompt_tokens + 64 * self.chain_of_thought
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt and its answer."""
+        return self.longest_prompt + self.answer.max_new_tokens
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
             raise ValueError(
                 f"generation.max_tokens {self.max_tokens} is less than generation.min_tokens {self.min_tokens}"
             )
-        _known(self.engine, ("transformers",), lookup.ENGINES)
-        if self.cache != "auto" and self.engine != "transformers":
-            raise ValueError(f"generation.cache has no effect with the engine {self.engine}; remove it")
+        _known(self.engine, ENGINES, lookup.ENGINES)
         if self.cache != "auto" and self.answer.num_beams > 1:
             raise ValueError("generation.cache has no effect with num_beams > 1: beam search uses a different cache")
         return self
+
+    def _contradictions(self) -> tuple[tuple[bool, str], ...]:
+        engine, child = self.engine, self.engine in CHILD_ENGINES
+        return (
+            (
+                self.cache != "auto" and engine not in ("auto", "builtin"),
+                f"generation.cache has no effect with the engine {engine}; remove it",
+            ),
+            (
+                child and self.engine_python is None,
+                f"generation.engine={engine} needs generation.engine_python, the Python of the environment that "
+                f"{engine} is installed in",
+            ),
+            (
+                self.engine_python is not None and not (child or engine == "auto"),
+                f"generation.engine_python has no effect with the engine {engine}; remove it, or set engine=vllm",
+            ),
+            (
+                bool(self.engine_args) and self.engine_python is None,
+                "generation.engine_args has no effect without generation.engine_python",
+            ),
+            (
+                child and self.answer.num_beams > 1,
+                f"generation.answer.num_beams: the server of {engine} has no beam search; set 1, or engine=builtin",
+            ),
+        )
+
+
+ON_POLICY_PRESETS: dict[str, dict[str, Any]] = {
+    "gkd": {"divergence": "jsd", "beta": 0.5, "student_share": 0.5},
+    "minillm": {"divergence": "reverse", "student_share": 1.0},
+}
+
+
+class OnPolicy(Section):
+    """The student writes completions, and the teacher's distributions at these tokens are its targets."""
+
+    aliases: ClassVar = {"lambda": "student_share", "lmbda": "student_share"}
+
+    preset: Literal["gkd", "minillm"] | None = None
+    """Defaults of a publication: `gkd` (Agarwal et al., 2024, as in TRL: Jensen-Shannon divergence with beta 0.5, half
+    of the batches written by the student) or `minillm` (Gu et al., 2024: reverse KL, all batches written by the
+    student; per token, without its policy-gradient term). Settings that you name take precedence."""
+    divergence: Literal["forward", "reverse", "jsd"] = "jsd"
+    """Per token: `forward` KL(teacher || student), `reverse` KL(student || teacher), or `jsd`, the generalized
+    Jensen-Shannon divergence."""
+    beta: float = Field(0.5, gt=0, lt=1)
+    """The teacher's share of the mixture in `jsd`: near 0 it acts like the forward KL, near 1 like the reverse KL."""
+    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Temperature of both distributions in the loss, which is multiplied by its square. Completions are sampled with
+    `generation.answer.temperature`."""
+    student_share: float = Field(1.0, gt=0, le=1)
+    """Share of the micro-batches that the student writes (GKD's lambda); the others come from `other_data`."""
+    other_data: Literal["data", "teacher"] = "data"
+    """Where the other micro-batches come from: the training documents, or the teacher's completions (as in the pipeline
+    synthetic)."""
+    sync_every: int = Field(8, ge=1)
+    """Optimizer steps between two rounds of generation; a round uses the weights at its start."""
+    batch_size: int = Field(256, ge=1)
+    """Prompts per batch of the student's generation; fewer if GPU memory does not suffice."""
+    listed_tokens: int = Field(20, ge=0)
+    """Most likely tokens of each position that a teacher.server reports. The rest is estimated from the student's
+    sample without bias; more tokens give less noise."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, values: object) -> object:
+        if not isinstance(values, dict):
+            return values
+        return {**ON_POLICY_PRESETS.get(str(values.get("preset")), {}), **values}
+
+    @property
+    def loss_name(self) -> str:
+        return {"forward": "KL", "reverse": "reverse KL", "jsd": f"JSD, beta {self.beta:g}"}[self.divergence]
+
+
+class JudgeSettings(Section):
+    """What scores the answers. `preferences.judge=rubric` is short for `preferences.judge.kind=rubric`."""
+
+    kind: str = "likelihood"
+    """`likelihood`: a model's mean log-likelihood per token. `rubric`: a model's grade. `pairwise`: a model compares
+    two answers, in both orders. `rule`: a rule on the text, without a model. Or the judge of an installed package."""
+    model: str | None = None
+    """Model that judges: a folder, a GGUF file, a sample or a hub id, with any tokenizer. null: the teacher."""
+    server: str | None = None
+    """OpenAI-compatible server that judges by `rubric` or `pairwise`, under the name in `model`; its energy is treated
+    like that of teacher.server."""
+
+    @field_validator("kind")
+    @classmethod
+    def _known_kind(cls, name: str) -> str:
+        return _known(name, ("likelihood", "rubric", "pairwise", "rule"), lookup.JUDGES)
+
+    @field_validator("server")
+    @classmethod
+    def _is_an_address(cls, server: str | None) -> str | None:
+        return server_setting(server)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.server is not None and self.kind not in ("rubric", "pairwise"):
+            raise ValueError(
+                f"server: a server generates text, but the judge {self.kind} does not ask for text; set kind=rubric or "
+                "kind=pairwise, or remove server"
+            )
+        if self.model is not None and not self.asks_model:
+            raise ValueError(f"model={self.model}: the judge {self.kind} uses no model; remove it, or set kind=rubric")
+        return self
+
+    @property
+    def asks_model(self) -> bool:
+        return self.kind in ("likelihood", "rubric", "pairwise")
 
 
 class Preferences(Section):
@@ -150,11 +298,20 @@ class Preferences(Section):
 
     renamed_values: ClassVar = {"loss": {"length-normalised": "length-normalized"}}
 
-    candidates_from: Literal["teacher", "start"] = "teacher"
-    """Model that writes the answers: the teacher, or the SFT student that training starts from."""
-    judge: str = "likelihood"
-    """Score answers by the teacher's mean log-likelihood per token (`likelihood`), by its grade on a rubric (`rubric`),
-    by a rule (`rule`), or by the judge of an installed package."""
+    candidates_from: Literal["teacher", "start", "data"] = "teacher"
+    """Where the answers of a pair come from: written by the teacher, or by the student that training starts from; or
+    `data`: the columns `chosen` and `rejected` of `data.source`, without generation and judging."""
+    judge: JudgeSettings = JudgeSettings()
+    """What scores the answers."""
+    min_tokens: int = Field(1, ge=1)
+    """Shorter answers are not used for pairs, and counted. Empty ones and repetitions of an answer never are."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Longer answers are not used for pairs, and counted."""
+    keep_truncated: bool = True
+    """Use answers that were truncated at max_new_tokens for pairs."""
+    held_out: float = Field(0.1, ge=0, lt=1)
+    """Share of the pairs, by hash of the prompt, that is not trained on: accuracy and margin are measured on it. Of
+    pairs of `data`, the test split is held out instead."""
     rubric: str = "Grade the answer: is it correct, complete and to the point? 1 is useless, 5 is excellent."
     """Instruction for a grading model."""
     rule: Literal["ends", "exact-answer"] = "ends"
@@ -169,10 +326,10 @@ class Preferences(Section):
     shared_prompt: bool = True
     """Compute the prompt of a pair once for both answers; false: for models whose attention accepts no custom mask."""
 
-    @field_validator("judge")
+    @field_validator("judge", mode="before")
     @classmethod
-    def _known_judge(cls, name: str) -> str:
-        return _known(name, ("likelihood", "rubric", "rule"), lookup.JUDGES)
+    def _judge_by_kind(cls, value: object) -> object:
+        return {"kind": value} if isinstance(value, str) else value
 
     @property
     def loss_name(self) -> str:
@@ -184,6 +341,10 @@ class Preferences(Section):
     def _fits_together(self) -> Self:
         if not self.rubric.strip():
             raise ValueError("rubric is empty; describe what makes an answer good")
+        if self.max_tokens is not None and self.max_tokens < self.min_tokens:
+            raise ValueError(f"max_tokens {self.max_tokens} is less than min_tokens {self.min_tokens}")
+        if self.judge.kind == "rule" and self.rule == "ends" and not self.keep_truncated:
+            raise ValueError("rule=ends compares finished answers with truncated ones; set keep_truncated=true")
         return self
 
 
@@ -225,6 +386,9 @@ class CausalData(OwnSplits):
     held_out: Size = 200
     """Evaluation documents: a number, a share, or `all`, which is the default for your own data. From the test split,
     else documents that are held out by hash."""
+    test_size: float | None = Field(None, gt=0, lt=1)
+    """Share of the rows that is held out by hash if the data has no test split; all others are trained on. null: 20 %,
+    and 10 % for validation."""
     max_tokens: int = Field(1024, ge=8)
     """Longer documents are truncated."""
     row_length: int = Field(1024, ge=8)
@@ -253,7 +417,11 @@ class CausalData(OwnSplits):
     def check(self) -> None:
         choice = ColumnChoice(text=self.text_column, header=self.header, labeled=False)
         limits = {split: self.limit(split) for split in ("train", "test")}
-        check_rows(self.source, self.subset, self.files, choice, self.only_correct, limits)
+        check_rows(self.source, self.subset, self.files, choice, self.only_correct, limits, self.shares)
+
+    @property
+    def shares(self) -> HashShares:
+        return USUAL_SHARES if self.test_size is None else HashShares(0.0, self.test_size)
 
     tokenizer: str | None = None
     """Model whose tokenizer is used; null: the student's, or the teacher's for a randomly initialized student."""
@@ -273,18 +441,15 @@ class CausalTeacher(Section):
     batch_size: int = Field(8, ge=1)
     """Rows or prompts per batch."""
     server: str | None = None
-    """Address of an OpenAI-compatible server that generates instead, for example http://localhost:8000/v1. Its
+    """Address of an OpenAI-compatible server that generates instead, for example http://localhost:8000/v1, or that
+    scores tokens in on-policy (with vLLM's prompt_logprobs). Its
     energy is measured if it runs on this machine, and reported as missing otherwise. The environment variable
     JOULELAB_SERVER_KEY holds its API key, if it needs one."""
 
     @field_validator("server")
     @classmethod
     def _is_an_address(cls, server: str | None) -> str | None:
-        if server is not None and not server.startswith(("http://", "https://")):
-            raise ValueError(
-                f"'{server}' is not the address of a server; expected for example http://localhost:8000/v1"
-            )
-        return server
+        return server_setting(server)
 
 
 class Lora(Section):
@@ -308,7 +473,7 @@ class CausalStudent(Section):
     layers: tuple[int, ...] | None = None
     """Start from these layers of the teacher, counted from 0, with its embeddings and head."""
     size: str | None = None
-    """Start from random weights in this size: nano, 10m, 30m, 1b or 8b."""
+    """Start from random weights in this size: nano, 3m, 10m, 30m, 1b or 8b."""
     teacher_embeddings: bool = False
     """With `size`: start from the teacher's embeddings, projected to the student's width on their principal
     components."""
@@ -367,17 +532,22 @@ class Quality(Section):
     """Maximum number of questions of that task."""
     answer_tokens: int = Field(16, ge=1)
     """Maximum tokens of an answer, if it is not multiple choice."""
+    grader: Literal["text", "math-verify"] = "text"
+    """How free answers are compared: as numbers, formulas or text, or as mathematical expressions by math-verify."""
     harness_tasks: tuple[str, ...] = ()
     """Tasks of lm-evaluation-harness, for example gsm8k, mmlu, ifeval, or names from harness_folder."""
     harness_folder: str | None = None
     """A folder with your own task files."""
     harness_limit: int | None = Field(None, ge=1)
     """Maximum number of questions of each of those tasks; null: all."""
+    harness_chat_template: bool = False
+    """Format the prompts of those tasks with the chat template of the tokenizer, if it has one."""
 
 
 class CausalSpec(LanguageModelSpec):
     """Train a small language model: on data (sft), on a teacher's distributions (kd), its answers (synthetic), its
-    preferences (dpo), or on its own distributions (self)."""
+    preferences (dpo), its distributions at tokens that the student writes (on-policy), or on its own distributions
+    (self)."""
 
     shares_ranks: ClassVar[bool] = True
     data: CausalData = CausalData()
@@ -389,7 +559,9 @@ class CausalSpec(LanguageModelSpec):
     distill: Distillation = Distillation()
     """Loss against distributions, in kd and self."""
     generation: Generation = Generation()
-    """Answers of the teacher, for synthetic and dpo."""
+    """Answers of the teacher for synthetic and dpo; of the student for on-policy."""
+    on_policy: OnPolicy = OnPolicy()
+    """Loss and rounds of on-policy."""
     preferences: Preferences = Preferences()
     """Pairs and the loss over them, in dpo."""
     budget: CausalBudget = CausalBudget(tokens=1_000_000)
@@ -397,7 +569,10 @@ class CausalSpec(LanguageModelSpec):
     training: CausalTraining = CausalTraining()
     """How the student is trained."""
     start: CausalTraining | None = None
-    """How the SFT student that dpo and self start from is trained; null: the same as `training`."""
+    """How the SFT student that dpo and self start from is trained; null: the same as `training`; none: it is not
+    trained, because `student.model` is one (sets `sft_first=false`)."""
+    sft_first: bool = True
+    """In dpo, on-policy and self: train an SFT student first. false: start from `student.model` as it is."""
     quality: Quality = Quality()
     """Evaluation after training."""
     until: Until = "train"  # type: ignore[assignment]
@@ -409,9 +584,21 @@ class CausalSpec(LanguageModelSpec):
     eval_batch_size: int = Field(8, ge=1)
     """Batch size for evaluation."""
 
+    @classmethod
+    def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        complete = super().complete(settings)
+        return {**complete, "start": None, "sft_first": False} if complete.get("start") == "none" else complete
+
+    @property
+    def own_pairs(self) -> bool:
+        """Whether the pairs are columns of the data, so that no teacher is needed for them."""
+        return self.preferences.candidates_from == "data" and (self.pipeline == "dpo" or self.until == "preferences")
+
     @property
     def has_teacher(self) -> bool:
         """Whether the run uses `teacher.model`; in self the SFT student is the teacher."""
+        if self.own_pairs and self.until in ("preferences", "teacher", "train"):
+            return self.student.layers is not None
         if self.until in TEACHER_PHASES.values():
             return True
         return self.pipeline not in ("sft", "self") or self.student.layers is not None
@@ -421,7 +608,7 @@ class CausalSpec(LanguageModelSpec):
         """The trainings of this run, each with the run's energy budget as its limit."""
         if self.until != "train":
             return ()
-        used = (self.training, self.start) if self.pipeline in ("dpo", "self") else (self.training,)
+        used = (self.training, self.start if self.sft_first else None)[: 2 if self.pipeline in STARTS_FROM_SFT else 1]
         limit = {"max_energy_j": self.budget.energy_j}
         return tuple(training.model_copy(update=limit) for training in used if training is not None)
 
@@ -439,10 +626,30 @@ class CausalSpec(LanguageModelSpec):
     @property
     def teacher_phase(self) -> str | None:
         """The phase that the teacher's work of this run ends with."""
-        return TEACHER_PHASES.get(self.pipeline) if self.until in ("teacher", "train") else self.until
+        if self.until not in ("teacher", "train"):
+            return self.until
+        return "generation" if self.mixes_teacher_answers else TEACHER_PHASES.get(self.pipeline)
+
+    @property
+    def scores_on_server(self) -> bool:
+        """Whether on-policy asks a server for the teacher's log-probabilities."""
+        return self.pipeline == "on-policy" and self.teacher.server is not None
+
+    @property
+    def mixes_teacher_answers(self) -> bool:
+        """Whether on-policy trains on the teacher's completions too."""
+        policy = self.on_policy
+        return self.pipeline == "on-policy" and policy.student_share < 1 and policy.other_data == "teacher"
+
+    @property
+    def answers_prompts(self) -> bool:
+        """Whether the teacher or the student generates answers to prompts."""
+        return self.teacher_generates or self.teacher_phase == "preferences" or self.pipeline == "on-policy"
 
     @property
     def teacher_judges(self) -> bool:
+        if self.own_pairs:
+            return False
         return self.pipeline == "dpo" or (self.pipeline == "synthetic" and self.generation.min_score is not None)
 
     @property
@@ -481,11 +688,43 @@ class CausalSpec(LanguageModelSpec):
                 "distill.alpha=1 ignores the teacher, but kd would spend energy on it; use the pipeline sft",
             ),
             (
-                (self.until == "preferences" or (self.pipeline == "dpo" and complete)) and answer.n < 2,
+                (self.until == "preferences" or (self.pipeline == "dpo" and complete))
+                and not self.own_pairs
+                and answer.n < 2,
                 "a pair needs two answers to one prompt, but generation.answer.n is 1; set 2 or more, and do_sample",
             ),
             (
-                self.teacher.server is not None and not self.teacher_generates,
+                self.pipeline == "on-policy" and complete and not answer.do_sample,
+                "on-policy trains on samples of the student; set generation.answer.do_sample=true",
+            ),
+            (
+                self.scores_on_server and (answer.temperature, answer.top_p, answer.top_k) != (1, 1, 0),
+                "a teacher.server reports some tokens, and the rest is estimated from the student's samples, which "
+                "must be from its whole distribution: set generation.answer.temperature=1, top_p=1 and top_k=0",
+            ),
+            (
+                self.scores_on_server and (self.on_policy.student_share < 1 or self.on_policy.temperature != 1),
+                "a teacher.server reports some tokens, and the rest is estimated from the student's samples at "
+                "temperature 1: set on_policy.student_share=1 and on_policy.temperature=1",
+            ),
+            (
+                self.pipeline == "on-policy" and self.generation.longest > data.row_length,
+                f"a prompt (generation.prompt_tokens) and its completion (generation.answer.max_new_tokens) have up to "
+                f"{self.generation.longest} tokens together, but data.row_length is {data.row_length}; lower one of "
+                "them, or raise data.row_length",
+            ),
+            (
+                not self.sft_first and self.pipeline in STARTS_FROM_SFT and self.student.model is None,
+                "sft_first=false (start: none) starts from student.model as it is, but student.model is not set; name "
+                "the SFT model, and unset student.size or student.layers",
+            ),
+            (
+                not self.sft_first and self.pipeline not in STARTS_FROM_SFT,
+                f"start: none (sft_first=false) is for {', '.join(STARTS_FROM_SFT)}; {self.pipeline} trains no SFT "
+                "student first",
+            ),
+            (
+                self.teacher.server is not None and not self.teacher_generates and self.pipeline != "on-policy",
                 f"teacher.server generates answers, but {self.pipeline} until={self.until} needs none; remove it, or "
                 "use the pipeline synthetic or dpo, or until=generation",
             ),
@@ -494,11 +733,24 @@ class CausalSpec(LanguageModelSpec):
                 "generation.answer.num_beams: servers of the OpenAI protocol have no beam search; set 1",
             ),
             (
-                self.teacher.server is not None and self.generation.engine != "transformers",
+                self.teacher_generates
+                and self.teacher.server is not None
+                and self.generation.engine not in ("auto", "server"),
                 f"generation.engine={self.generation.engine} and teacher.server are both set; set only one of them",
             ),
             (
-                self.teacher.server is not None and self.generation.cache != "auto",
+                self.pipeline == "on-policy"
+                and not self.mixes_teacher_answers
+                and self.generation.engine in CHILD_ENGINES,
+                f"generation.engine={self.generation.engine}: the weights of a student in training change, so it "
+                "generates in this process; set builtin",
+            ),
+            (
+                self.teacher.server is None and self.generation.engine == "server",
+                "generation.engine=server needs teacher.server, for example http://localhost:8000/v1",
+            ),
+            (
+                self.teacher_generates and self.teacher.server is not None and self.generation.cache != "auto",
                 "generation.cache applies to a model in this process, not to teacher.server; remove it",
             ),
         )
@@ -517,15 +769,32 @@ class CausalSpec(LanguageModelSpec):
     def checks(self) -> Iterator[Callable[[], object]]:
         yield lambda: require_trackers(self._all_trainings)
         yield self.require_evaluators
-        models = (self.teacher.model if self.has_teacher else None, self.student.model, self.tokenizer)
+        judge = self.preferences.judge
+        models = (
+            self.teacher.model if self.has_teacher else None,
+            self.student.model,
+            self.tokenizer,
+            judge.model if self.teacher_judges and judge.server is None else None,
+        )
         yield self.data.check
         data = self.data.inputs().values()
+        prompts = self.generation.prompts_from if self.answers_prompts else None
+        if prompts is not None:
+            yield lambda: check_prompts(prompts)
         for name in dict.fromkeys((*data, *models, self.quality.answers)):
             if name:
                 yield lambda name=name: sources.parse(name)  # type: ignore[misc]
         if self.data.template is not None:
             yield lambda: read_template(Path(str(self.data.template)))
         yield self._check_harness_folder
+        if self.answers_prompts and self.generation.engine_python is not None:
+            yield self.engine_installation
+
+    def engine_installation(self) -> EngineInstallation:
+        """The engine that `generation.engine_python` has; raises ConfigError if it has none."""
+        generation = self.generation
+        name = generation.engine if generation.engine in CHILD_ENGINES else "vllm"
+        return EngineInstallation.find(name, generation.engine_python, generation.engine_args)
 
     def _check_harness_folder(self) -> None:
         folder = self.quality.harness_folder
@@ -534,6 +803,7 @@ class CausalSpec(LanguageModelSpec):
 
     def require_packages(self) -> None:
         optional = {"peft": bool(self.student.lora), "lm_eval": bool(self.quality.harness_tasks)}
+        optional["math_verify"] = bool(self.quality.answers) and self.quality.grader == "math-verify"
         wanted = [*self.requires, *(name for name, used in optional.items() if used)]
         lookup.require_packages("this run", *wanted)
 
@@ -546,12 +816,16 @@ def why_not_sharded(spec: CausalSpec) -> str | None:
     phase = spec.teacher_phase
     if phase is None and spec.pipeline == "self":
         return "self learns from a student that is trained first: there is no teacher's work to shard"
+    if phase is None and spec.pipeline == "on-policy":
+        return "on-policy: the teacher scores what the student writes during training, so its work cannot be sharded"
     if phase is None:
         return f"{spec.pipeline} has no teacher whose work could be sharded"
     if phase == "data":
         return "until=data is not the teacher's work; only that can be sharded"
     if phase == "logits" and spec.distill.teacher == "live":
         return "distill.teacher=live runs the teacher in every training step; only a cache can be made in shards"
+    if spec.own_pairs:
+        return "preferences.candidates_from=data: the data has the pairs, and no teacher works on them"
     if phase == "preferences" and spec.preferences.candidates_from == "start":
         return "preferences.candidates_from=start: the answers are written by a student that is trained first"
     return None
@@ -574,7 +848,7 @@ def teacher_work(spec: CausalSpec) -> dict[str, Any]:
     """The settings that decide the teacher's work: runs that agree in them share it."""
     decisive: dict[str, Any] = {"distill": {"codec"}}
     if TEACHER_PHASES.get(spec.pipeline) != "logits":
-        decisive = {"generation": {"prompts", "prompt_tokens", "answer", "chain_of_thought", "engine"}}
+        decisive = {"generation": {"prompts", "prompts_from", "prompt_tokens", "answer", "chain_of_thought", "engine"}}
         decisive |= {"preferences": {"judge", "rubric", "rule"}} if spec.teacher_judges else {}
     always = dict.fromkeys(("pipeline", "data", "teacher", "device"), True)
     settings = spec.model_dump(mode="json", include={**always, **decisive})
@@ -590,7 +864,7 @@ def teacher_work(spec: CausalSpec) -> dict[str, Any]:
 # Importable without torch, so that a login node can check the settings.
 
 
-LANGUAGE_PIPELINES = ("sft", "kd", "synthetic", "dpo", "self")
+LANGUAGE_PIPELINES = ("sft", "kd", "synthetic", "dpo", "on-policy", "self")
 PRERUN = "prerun"
 """Checks the machine through a separate command; uses only the meter settings of the experiment."""
 

@@ -8,7 +8,17 @@ from itertools import islice
 from pathlib import Path
 
 from joulelab.data import sources
-from joulelab.data.chat.conversations import Row, has_parts, in_split, own_splits, row_id, uses_tools
+from joulelab.data.chat.conversations import (
+    PreferenceConversation,
+    PreferenceText,
+    Row,
+    has_parts,
+    in_split,
+    own_splits,
+    prompts_of,
+    row_id,
+    uses_tools,
+)
 from joulelab.data.chat.datasets import ChatDataSettings, settings_rows, write_rows
 from joulelab.data.chat.encoding import encoding_identity
 from joulelab.data.chat.templates import read_template, render, template_of
@@ -82,18 +92,35 @@ _CHECKED_ROWS, _CHECKED_CHATS = 10_000, 20
 def check_chat_parts(spec: CausalSpec) -> None:
     """Refuse tools, tool calls and reasoning that the chat template would drop, or that generation cannot take, by the
     first local rows that have them; other rows are checked when they are encoded."""
+    prompts = spec.generation.prompts_from if spec.answers_prompts else None
+    local = prompts is not None and sources.parse(prompts).path is not None
+    if local and any(uses_tools(row) for row in islice(prompts_of(str(prompts)), _CHECKED_ROWS)):
+        raise ConfigError(f"a conversation of {prompts} has tools or tool calls", TEXT_PROMPTS)
     if sources.parse(spec.data.files.get(TRAIN, spec.data.source)).kind not in ("file", "folder"):
         return
     first = islice(data_rows(spec.data, TRAIN, limit=None), _CHECKED_ROWS)
     found = islice((row for row in first if not isinstance(row, str) and has_parts(row)), _CHECKED_CHATS)
     tokenizer = None
     for row in found:
-        generates = spec.teacher_generates or spec.teacher_phase == "preferences"
-        if generates and uses_tools(row):
+        if spec.answers_prompts and spec.generation.prompts_from is None and uses_tools(row):
             raise ConfigError(f"a conversation of {spec.data.source} has tools or tool calls", TEXT_PROMPTS)
         tokenizer = tokenizer or load_tokenizer(spec.tokenizer)
         given = read_template(Path(spec.data.template)) if spec.data.template else None
         render(tokenizer, row, template_of(tokenizer, given, spec.data.last_answer_only))
+
+
+def check_own_pairs(spec: CausalSpec) -> None:
+    """Refuse data without pairs where the settings say that it has them, by its first local row."""
+    source = spec.data.files.get(TRAIN, spec.data.source)
+    if not spec.own_pairs or sources.parse(source).kind == "hub":
+        return
+    row = next(data_rows(spec.data, TRAIN, limit=None), None)
+    if not isinstance(row, PreferenceConversation | PreferenceText):
+        raise ConfigError(
+            f"{source} has no preference pairs, but preferences.candidates_from=data",
+            "expected the columns chosen and rejected, and optionally prompt; for other data use "
+            "preferences.candidates_from=teacher",
+        )
 
 
 def _own_splits(data: CausalData) -> set[str]:
@@ -170,6 +197,7 @@ def data_rows(
             files=data.files,
             text_column=data.text_column,
             header=data.header,
+            shares=data.shares,
         ),
         dropped,
     )

@@ -10,28 +10,42 @@ log-probabilities (student.reference).
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from joulelab import lookup
-from joulelab.data.chat.conversations import ASSISTANT
+from joulelab.data.chat.conversations import ASSISTANT, PreferenceConversation, PreferenceText, Row
 from joulelab.data.chat.encoding import EncodedDocument, pad_id_of, write_documents
-from joulelab.distill.causal.models import TRAIN, CausalContext, load_student
-from joulelab.distill.causal.teacher import REPORT, TeacherSource, candidate_batches, energy_gap, read_candidates
+from joulelab.data.splits import HashShares, split_of, text_id
+from joulelab.distill.causal.data import split_rows
+from joulelab.distill.causal.generators import SERVER_KEY, TeacherSource, server_energy_gap
+from joulelab.distill.causal.models import TEST, TRAIN, CausalContext, Split, load_student
+from joulelab.distill.causal.teacher import (
+    REPORT,
+    StartingStudent,
+    candidate_batches,
+    energy_gap,
+    read_candidates,
+    refuse_unknown_energy,
+)
 from joulelab.distill.preferences.judges import (
     Judge,
     LikelihoodJudge,
+    PairwiseJudge,
     PluginJudge,
     RubricJudge,
     RuleJudge,
     likelihood_identity,
+    pairwise_identity,
     read_scores,
     rubric_identity,
     rule_identity,
@@ -40,32 +54,45 @@ from joulelab.distill.preferences.judges import (
     write_scores,
 )
 from joulelab.distill.preferences.pairs import (
+    CandidateFilters,
     Candidates,
+    Pair,
     PairLayout,
     PairReport,
     PairStore,
+    Preference,
     Score,
     choose_pairs,
     encode_pairs,
+    readable_pair,
     write_pairs,
 )
-from joulelab.distill.preferences.preference_loss import TargetLogProbabilities, write_reference
+from joulelab.distill.preferences.preference_loss import TargetLogProbabilities, preference_loss, write_reference
 from joulelab.distill.runner import RemainingWork, ShardedWork, StageSpec
 from joulelab.errors import ConfigError
-from joulelab.infer.generation.completions import Completion, Prompt, answer_ids, as_messages, encode_prompt
+from joulelab.evaluate.judging import GRADE
+from joulelab.infer.generation.completions import (
+    Completion,
+    Generator,
+    Prompt,
+    answer_ids,
+    as_messages,
+    encode_prompt,
+)
 from joulelab.infer.generation.engine import TransformersGenerator
-from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.meter.figures import Frozen
-from joulelab.runs.artifacts import Artifact
+from joulelab.runs.artifacts import UNMETERED, Artifact
 from joulelab.runs.context import Stage
 from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.phases import ALL, Shard
+from joulelab.runs.record import Result
+from joulelab.zoo.pretrained import load_tokenizer, weights_identity
 
 JUDGE_STAGE = StageSpec("teacher.judge", "teacher", "judge")
 PAIRS_STAGE = StageSpec("data.preferences", "data", "filter")
 REFERENCE_STAGE = StageSpec("student.reference", "student", "score")
 SCORES, REFERENCE_FILE = "scores.jsonl", "reference.jsonl"
-GRADE = GenerationSettings(max_new_tokens=8)
+HELD_OUT, READABLE_PAIRS, ACCURACY = "held_out", "pairs.jsonl", "preferences.json"
 
 
 # scores
@@ -103,6 +130,9 @@ class _JudgingWork:
 
     def work(self, teacher: TeacherSource) -> ShardedWork:
         parents, batch_size = [self.answers.bill, teacher.bill], self.context.spec.teacher.batch_size
+        judge = self.context.spec.preferences.judge
+        if judge.model is not None and judge.server is None:
+            parents.append(self.context.runner.input_bill("judge", judge.model, "model", role="teacher"))
         return ShardedWork(
             "scores", "scores", JUDGE_STAGE, judge_inputs(self.context), parents, batch_size,
             total=lambda: len(self.candidates), begin=self._begin, join=self._join,
@@ -145,70 +175,118 @@ def _scores_logs(folders: Sequence[Path]) -> list[Path]:
 def judge_inputs(context: CausalContext) -> dict[str, Any]:
     """What decides the scores."""
     preferences = context.spec.preferences
-    own = {"rubric": {"rubric"}, "rule": {"rule"}}.get(preferences.judge, set())
-    settings: dict[str, Any] = preferences.model_dump(mode="json", include={"judge", *own})
-    if origin := lookup.JUDGES.origin(preferences.judge):
+    judge = preferences.judge
+    own = {"rubric": {"rubric"}, "pairwise": {"rubric"}, "rule": {"rule"}}.get(judge.kind, set())
+    settings: dict[str, Any] = {"judge": judge.kind, **preferences.model_dump(mode="json", include=own)}
+    if origin := lookup.JUDGES.origin(judge.kind):
         settings["package"] = origin
-    asks_teacher = preferences.judge in ("likelihood", "rubric")
-    return {**settings, "teacher": context.teacher_identity if asks_teacher else None}
+    # the key's spelling: scores of earlier versions, where the teacher was the only judge model, are found by it
+    return {**settings, "teacher": _judge_model_identity(context) if judge.asks_model else None}
+
+
+def _judge_model_identity(context: CausalContext) -> str:
+    judge = context.spec.preferences.judge
+    if judge.server is not None:
+        return f"{judge.server.rstrip('/')}#{judge.model or context.spec.teacher.model}"
+    return context.teacher_identity if judge.model is None else weights_identity(judge.model)
 
 
 def _judge_identity(context: CausalContext) -> str:
     """Identity of the judge, known without loading its model."""
     preferences = context.spec.preferences
-    if preferences.judge == "rule":
+    kind = preferences.judge.kind
+    if kind == "rule":
         return rule_identity(preferences.rule)
-    if origin := lookup.JUDGES.origin(preferences.judge):
-        return f"{preferences.judge}:{origin}"
-    if preferences.judge == "likelihood":
-        return likelihood_identity(context.teacher_identity)
-    return rubric_identity(context.teacher_identity, GRADE, preferences.rubric, chat=_has_chat_template(context))
+    if origin := lookup.JUDGES.origin(kind):
+        return f"{kind}:{origin}"
+    model = _judge_model_identity(context)
+    if kind == "likelihood":
+        return likelihood_identity(model)
+    identity = pairwise_identity if kind == "pairwise" else rubric_identity
+    return identity(model, GRADE, preferences.rubric, chat=_judge_has_chat_template(context))
 
 
-def _has_chat_template(context: CausalContext) -> bool:
-    return bool(getattr(context.tokenizer, "chat_template", None))
+def _judge_tokenizer(context: CausalContext) -> Any:
+    name = context.spec.preferences.judge.model
+    return context.tokenizer if name is None else load_tokenizer(name)
+
+
+def _judge_has_chat_template(context: CausalContext) -> bool:
+    if context.spec.preferences.judge.server is not None:
+        return True  # it formats messages itself
+    return bool(getattr(_judge_tokenizer(context), "chat_template", None))
 
 
 def _make_judge(context: CausalContext, candidates: Sequence[Candidates], answers: Artifact) -> Judge:
-    """The teacher judges, whichever model has written the answers."""
+    """The teacher or the model of `preferences.judge` judges, whichever model has written the answers."""
     preferences, batch_size = context.spec.preferences, context.spec.teacher.batch_size
-    if preferences.judge == "rule":
+    judge, identity = preferences.judge, _judge_model_identity(context) if preferences.judge.asks_model else ""
+    if judge.kind == "rule":
         return RuleJudge(preferences.rule)
-    if lookup.JUDGES.origin(preferences.judge):
-        return PluginJudge(lookup.JUDGES.resolve(preferences.judge), _judge_identity(context))
-    if preferences.judge == "rubric":
-        grader = TransformersGenerator(
-            context.load_teacher(), context.tokenizer, GRADE, identity=context.teacher_identity, batch_size=batch_size
-        )
-        return RubricJudge(grader, preferences.rubric, chat=_has_chat_template(context))
+    if lookup.JUDGES.origin(judge.kind):
+        return PluginJudge(lookup.JUDGES.resolve(judge.kind), _judge_identity(context))
+    name = judge.model or context.spec.teacher.model
+    if judge.kind in ("rubric", "pairwise"):
+        kind = PairwiseJudge if judge.kind == "pairwise" else RubricJudge
+        return kind(_grader(context, name, identity), preferences.rubric, chat=_judge_has_chat_template(context))
     written_by = str(read_json(answers.folder / REPORT)["generator"])
     known = all(answer.log_probability_sum is not None for one in candidates for answer in one.answers)
-    # log-probabilities of the teacher's own answers are known from generation, so it need not be loaded
-    model = nn.Identity() if known and written_by == context.teacher_identity else context.load_teacher()
+    # log-probabilities of the judge's own answers are known from generation, so it need not be loaded
+    model = nn.Identity() if known and written_by == identity else _load_judge_model(context)
     return LikelihoodJudge(
-        model, context.tokenizer, identity=context.teacher_identity, batch_size=batch_size, written_by=written_by
+        model, _judge_tokenizer(context), identity=identity, batch_size=batch_size, written_by=written_by
     )
+
+
+def _load_judge_model(context: CausalContext) -> nn.Module:
+    name = context.spec.preferences.judge.model
+    return context.load_teacher() if name is None else context.load_frozen(name)
+
+
+def _grader(context: CausalContext, name: str, identity: str) -> Generator:
+    server = context.spec.preferences.judge.server
+    if server is None:
+        return TransformersGenerator(
+            _load_judge_model(context), _judge_tokenizer(context), GRADE,
+            identity=identity, batch_size=context.spec.teacher.batch_size,
+        )  # fmt: skip
+    from joulelab.infer.generation.server import ServerGenerator
+
+    grader = ServerGenerator(
+        server, name, GRADE, api_key=os.environ.get(SERVER_KEY), metered_gpus=context.spec.energy.gpus
+    )
+    gap = grader.energy_gap or server_energy_gap(context)
+    if gap:
+        context.run.warn(f"{JUDGE_STAGE.name}: {gap}")
+        context.run.unmetered_work(f"{JUDGE_STAGE.name} on {grader.identity}", gap)
+        refuse_unknown_energy(context.spec, gap)
+    return grader
 
 
 # pairs
 
 
 def make_pairs(context: CausalContext, answers: Artifact, teacher: TeacherSource) -> Artifact:
+    """Pairs of judged answers."""
     spec, scores = context.spec, judge_answers(context, answers, teacher)
+    share = spec.preferences.held_out
 
     def work(folder: Path, stage: Stage) -> None:
         candidates = read_candidates(context, answers)
         found = answer_scores(context, candidates, scores)
-        preferred, report = choose_pairs(candidates, found, spec.preferences.tie_margin)
+        preferred, report = choose_pairs(candidates, found, spec.preferences.tie_margin, _candidate_filters(context))
         pairs, report = encode_pairs(context.tokenizer, preferred, report, spec.data.row_length)
-        stage.count(samples=len(pairs), tokens=sum(pair.tokens for pair in pairs))
-        write_pairs(
-            folder, pairs,
-            vocab_size=context.vocabulary, tokenizer=spec.tokenizer, report=report.model_dump(mode="json"),
-        )  # fmt: skip
+        held_out = [split_of(text_id(str(one.prompt)), HashShares(0.0, share)) == "test" for one, _ in pairs]
+        if all(held_out):  # too few pairs to hold any out
+            held_out = [False] * len(pairs)
+        train = [one for one, not_trained in zip(pairs, held_out, strict=True) if not not_trained]
+        others = [one for one, not_trained in zip(pairs, held_out, strict=True) if not_trained]
+        _write_pair_stores(context, folder, stage, train, others, report)
 
     inputs = {
         **judge_inputs(context),
+        **vars(_candidate_filters(context)),
+        "held_out": share,
         "tie_margin": spec.preferences.tie_margin,
         "row_length": spec.data.row_length,
         "tokenizer": context.tokenizer_identity,
@@ -216,35 +294,161 @@ def make_pairs(context: CausalContext, answers: Artifact, teacher: TeacherSource
     made = context.runner.make(
         "preferences", PAIRS_STAGE, work, kind="preference-pairs", inputs=inputs, parents=[answers.bill, scores.bill]
     )
-    _report_pairs(context, made, answers, scores)
+    report = _report_pairs(context, made)
+    judged_here = not any(one.kind == UNMETERED for one in scores.bill.ancestry)
+    if energy_gap(answers) is None and judged_here:
+        bills = [answers.bill, scores.bill, made.bill]
+        context.run.energy_result("preferences.energy_j", bills)
+        context.run.energy_result("preferences.j_per_pair", bills, report.pairs)
     return made
 
 
-def _report_pairs(context: CausalContext, pairs: Artifact, answers: Artifact, scores: Artifact) -> None:
+def own_pairs(context: CausalContext, data: Artifact) -> Artifact:
+    """The pairs in the columns `chosen` and `rejected` of the data; its test split is held out."""
+    spec = context.spec
+
+    def split_pairs(split: Split) -> tuple[list[tuple[Preference, Pair]], PairReport]:
+        candidates = [one for row in split_rows(context, split) if (one := _pair_candidates(context, row)) is not None]
+        # the data states which answer is better; filters and the row length apply as to judged answers
+        preferred, report = choose_pairs(candidates, [[1.0, 0.0]] * len(candidates), 0.0, _candidate_filters(context))
+        plain = [Preference(one.prompt, one.chosen, one.rejected) for one in preferred]
+        return encode_pairs(context.tokenizer, plain, report, spec.data.row_length)
+
+    def work(folder: Path, stage: Stage) -> None:
+        train, report = split_pairs(TRAIN)
+        held_out, others = split_pairs(TEST)
+        counts = {
+            name: value + others.model_dump()[name] for name, value in report.model_dump().items() if type(value) is int
+        }
+        _write_pair_stores(context, folder, stage, train, held_out, report.model_copy(update=counts))
+
+    inputs = {
+        "pairs_of": "data",
+        **vars(_candidate_filters(context)),
+        "row_length": spec.data.row_length,
+        "tokenizer": context.tokenizer_identity,
+    }
+    made = context.runner.make(
+        "preferences", PAIRS_STAGE, work, kind="preference-pairs", inputs=inputs, parents=[data.bill]
+    )
+    _report_pairs(context, made)
+    return made
+
+
+def _candidate_filters(context: CausalContext) -> CandidateFilters:
+    preferences = context.spec.preferences
+    return CandidateFilters(preferences.min_tokens, preferences.max_tokens, preferences.keep_truncated)
+
+
+def _pair_candidates(context: CausalContext, row: Row) -> Candidates | None:
+    """A row's two answers, the better one first; None for a row that is no pair."""
+    prompt: Prompt
+    if isinstance(row, PreferenceText):
+        prompt, texts = row.prompt, (row.chosen, row.rejected)
+    elif isinstance(row, PreferenceConversation):
+        prompt, texts = row[:-1], (row[-1]["content"], row.rejected)
+    else:
+        return None
+    return Candidates(prompt, [_as_completion(context, prompt, text) for text in texts])
+
+
+def _as_completion(context: CausalContext, prompt: Prompt, text: str) -> Completion:
+    ids = answer_ids(context.tokenizer, prompt, text, finished=True)
+    return Completion(text, tuple(ids), "stop", len(ids))
+
+
+def _write_pair_stores(
+    context: CausalContext,
+    folder: Path,
+    stage: Stage,
+    train: Sequence[tuple[Preference, Pair]],
+    held_out: Sequence[tuple[Preference, Pair]],
+    report: PairReport,
+) -> None:
+    stage.count(samples=len(train) + len(held_out), tokens=sum(pair.tokens for _, pair in [*train, *held_out]))
+    report = report.model_copy(update={"held_out": len(held_out)})
+    settings: dict[str, Any] = {"vocab_size": context.vocabulary, "tokenizer": context.spec.tokenizer}
+    write_pairs(folder, [pair for _, pair in train], report=report.model_dump(mode="json"), **settings)
+    if held_out:
+        write_pairs(folder / HELD_OUT, [pair for _, pair in held_out], **settings)
+    splits = (("train", train), (HELD_OUT, held_out))
+    write_json_lines(folder / READABLE_PAIRS, (readable_pair(one, name) for name, some in splits for one, _ in some))
+
+
+def _report_pairs(context: CausalContext, pairs: Artifact) -> PairReport:
     report = PairReport.model_validate(dict(PairStore.open(pairs.folder).report))
     for name, value in report.model_dump().items():
         if isinstance(value, int | float):
             context.runner.report(f"preferences.{name}", float(value))
-    if energy_gap(answers) is None:
-        bills = [answers.bill, scores.bill, pairs.bill]
-        context.run.energy_result("preferences.energy_j", bills)
-        context.run.energy_result("preferences.j_per_pair", bills, report.pairs)
     share = report.chosen_longer_share
     longer = "" if share is None else f"; the longer answer won in {100 * share:.0f} % of pairs of unequal length"
+    reasons = {
+        "ties": report.ties,
+        "identical answers": report.identical,
+        "answers dropped by filters": report.filtered,
+        "not judged": report.unjudged,
+        "too long for a row": report.too_long,
+    }
+    lost = ", ".join(f"{name} {count}" for name, count in reasons.items() if count)
     context.run.progress.write(
-        f"preferences: {report.pairs} pairs from {report.prompts} prompts, {report.ties} ties{longer}"
+        f"preferences: {report.pairs} pairs from {report.prompts} prompts{f' ({lost})' if lost else ''}, "
+        f"{report.held_out} of them held out{longer}"
+    )
+    return report
+
+
+def evaluate_preferences(context: CausalContext, pairs: Artifact, start: StartingStudent, student: Artifact) -> None:
+    """Preference accuracy and margin of the trained policy on pairs that it was not trained on."""
+    spec, preferences = context.spec, context.spec.preferences
+    if not (pairs.folder / HELD_OUT).is_dir():
+        context.run.note("no pairs are held out (preferences.held_out): the preference accuracy is not measured")
+        return
+    store = PairStore.open(pairs.folder / HELD_OUT)
+    everything = list(store)
+
+    def work(folder: Path, stage: Stage) -> None:
+        logs = []
+        for name, source in (("policy", student.folder), ("reference", start.source)):
+            model = load_student(source).to(context.device)
+            values = write_reference(
+                folder / f"{name}.jsonl", name, model, store,
+                batch_size=spec.training.batch_size, log_probabilities=TargetLogProbabilities(spec.chunk),
+                precision=spec.training.precision, layout=PairLayout(preferences.shared_prompt),
+                tick=context.runner.counter(stage),
+            )  # fmt: skip
+            logs.append(torch.from_numpy(values(everything)))
+            del model
+        tokens_P2 = torch.from_numpy(store.lengths[:, 1:].astype(np.float64))
+        _, margins_P = preference_loss(preferences.loss, preferences.beta, logs[0], logs[1], tokens_P2)
+        write_json(folder / ACCURACY, {"margins": margins_P.tolist()})
+
+    inputs = preferences.model_dump(mode="json", include={"loss", "beta", "shared_prompt"})
+    made = context.runner.make(
+        "student-preferences", StageSpec("student.preferences-evaluate", "student", "evaluate"), work,
+        kind="quality", inputs=inputs, parents=[student.bill, pairs.bill, start.bill], reuse=False,
+    )  # fmt: skip
+    margins = np.array(read_json(made.folder / ACCURACY)["margins"])
+    right, count = int((margins > 0).sum()), len(margins)
+    error = float(preferences.beta * margins.std(ddof=1) / count**0.5) if count > 1 else None
+    context.run.result("student.preference_accuracy", Result(value=right / count, trials=count, successes=right))
+    context.run.result(
+        "student.preference_margin", Result(value=float(preferences.beta * margins.mean()), standard_error=error)
+    )
+    context.run.progress.write(
+        f"preferences: the policy prefers the better answer in {right} of {count} held-out pairs; mean margin "
+        f"{preferences.beta * margins.mean():.3f} (beta x nats)"
     )
 
 
 # reference
 
 
-def score_reference(context: CausalContext, pairs: Artifact, start: Artifact) -> Artifact:
+def score_reference(context: CausalContext, pairs: Artifact, start: StartingStudent) -> Artifact:
     """The initial student's log-probabilities of both answers of every pair."""
     spec, store = context.spec, PairStore.open(pairs.folder)
 
     def begin(folder: Path, shard: Shard, others: Sequence[Path]) -> RemainingWork:
-        model = load_student(start.folder).to(context.device)
+        model = load_student(start.source).float().to(context.device)
 
         def work(stage: Stage) -> None:
             write_reference(
@@ -410,14 +614,18 @@ def training_row(one: KeptAnswer) -> dict[str, Any]:
 
 
 def write_training_rows(path: Path, kept: Iterable[KeptAnswer]) -> int:
-    """JSON lines with `messages`, or with `prompt` and `response`, for any tool; renamed when complete. Returns the
-    number of rows."""
+    """JSON lines with `messages`, or with `prompt` and `response`, for any tool. Returns the number of rows."""
+    return write_json_lines(path, (training_row(one) for one in kept))
+
+
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Renamed when complete. Returns the number of rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     count = 0
     with temporary.open("w", encoding="utf-8") as file:
-        for one in kept:
-            file.write(json.dumps(training_row(one), ensure_ascii=False) + "\n")
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
             count += 1
     temporary.replace(path)
     return count

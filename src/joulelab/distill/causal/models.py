@@ -167,7 +167,7 @@ def make_student(config: CausalStudent, teacher: nn.Module | None, tokenizer: An
     return expose_hidden_states(student)
 
 
-def load_student(folder: Path) -> nn.Module:
+def load_student(folder: Path | str) -> nn.Module:
     return expose_hidden_states(load_causal_lm(str(folder)))
 
 
@@ -334,9 +334,13 @@ class CausalContext:
         return torch.bfloat16 if half else torch.float32
 
     def load_teacher(self) -> nn.Module:
-        """On the device, frozen, with `hidden_only`. A loaded one is reused: loading takes time and energy."""
-        name = self.spec.teacher.model
+        return self.load_frozen(self.spec.teacher.model)
+
+    def load_frozen(self, name: str) -> nn.Module:
+        """On the device, with `hidden_only`. A loaded one is reused: loading takes time and energy. Another model than
+        the teacher replaces it, because both may not fit into memory."""
         if name not in self._loaded:
+            self.release_teacher()
             model: nn.Module = load_causal_lm(name).to(self.device, self.teacher_precision)
             self._loaded[name] = expose_hidden_states(model.eval().requires_grad_(False))
         return self._loaded[name]

@@ -17,10 +17,11 @@ from joulelab.data.batches import BatchSource
 from joulelab.data.chat.packing import CausalBatch, PackedAttention, PackedRows, training_batches
 from joulelab.distill.causal.config import CausalTraining
 from joulelab.distill.causal.generated_data import REFERENCE_FILE
+from joulelab.distill.causal.generators import TeacherSource
 from joulelab.distill.causal.models import CausalContext, lm_head_weight
-from joulelab.distill.causal.teacher import TeacherSource, live_teacher
+from joulelab.distill.causal.teacher import live_teacher
 from joulelab.distill.logit_cache.cache_store import LogitCache
-from joulelab.distill.logit_cache.kd_loss import CachedTargets, DenseTargets, KdLoss
+from joulelab.distill.logit_cache.kd_loss import AnyTargets, KdLoss
 from joulelab.distill.logit_cache.teacher_outputs import DistillationBatches
 from joulelab.distill.preferences.pairs import PairBatches, PairLayout, PairStore
 from joulelab.distill.preferences.preference_loss import (
@@ -30,9 +31,11 @@ from joulelab.distill.preferences.preference_loss import (
     disable_dropout,
 )
 from joulelab.runs.artifacts import Artifact
+from joulelab.train.trainer import StepPreparation
+from joulelab.train.training_session import StageOpener
 from joulelab.zoo.objective import Objective, ObjectiveOutput, PhaseMaker
 
-Targets = CachedTargets | DenseTargets
+Targets = AnyTargets
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,12 @@ class TrainingData:
     objective: Objective[Any]
     loss_name: str
     """Shown with the loss during training."""
+    config: CausalTraining | None = None
+    """The settings of the training, if the data needs others than the student's setup has."""
+    preparation: Callable[[StageOpener], StepPreparation] | None = None
+    """Makes the work between steps that produces the batches; None: they exist before training."""
+    close: Callable[[], None] = lambda: None
+    """Called when the training has ended."""
 
 
 def label_data(context: CausalContext, rows: PackedRows, setup: StudentSetup) -> TrainingData:
@@ -88,11 +97,11 @@ def _cached_targets(batch: CausalBatch) -> Targets:
 
 
 def preference_data(
-    context: CausalContext, pairs: Artifact, reference: Artifact, start: Artifact, setup: StudentSetup
+    context: CausalContext, pairs: Artifact, reference: Artifact, start_key: str, setup: StudentSetup
 ) -> TrainingData:
     """A preference loss over pairs, against the log-probabilities of the initial student."""
     preferences, config = context.spec.preferences, setup.config
-    logs = ReferenceLogProbabilities.open(reference.folder / REFERENCE_FILE, start.key)
+    logs = ReferenceLogProbabilities.open(reference.folder / REFERENCE_FILE, start_key)
     layout = PairLayout(preferences.shared_prompt)
     batches = PairBatches(PairStore.open(pairs.folder), config.batch_size, context.spec.seed, logs, layout)
     log_probabilities = TargetLogProbabilities(context.spec.chunk, compile_mode=config.compile)

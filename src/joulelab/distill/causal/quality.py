@@ -21,7 +21,7 @@ from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.models import TEST, TRAIN, VALIDATION, CausalContext, lm_head_weight
 from joulelab.distill.runner import StageSpec
 from joulelab.errors import ConfigError
-from joulelab.evaluate.exact_answers import chance_level, grade_answers, read_questions
+from joulelab.evaluate.exact_answers import grade_answers, graded_items, read_questions
 from joulelab.evaluate.harness import TaskFigure, harness_figures, import_harness, require_tasks
 from joulelab.evaluate.language import HeldOutPredictions, held_out_tokens, no_better_than_guessing, unigram_loss
 from joulelab.runs.artifacts import Artifact, Bill
@@ -44,10 +44,12 @@ class Evaluation:
     tasks: tuple[TaskFigure, ...]
     chance: float | None = None
     """Share of right answers by random choice; None without choices."""
+    items: tuple[dict[str, Any], ...] = ()
+    """Question, expected and given answer of each."""
 
     def save(self, folder: Path) -> None:
         self.held_out.save(folder)
-        write_json(folder / ANSWERS, {"right": list(self.right), "chance": self.chance})
+        write_json(folder / ANSWERS, {"right": list(self.right), "chance": self.chance, "items": list(self.items)})
         write_json(folder / HARNESS, {"tasks": [vars(figure) for figure in self.tasks]})
 
     @classmethod
@@ -58,6 +60,7 @@ class Evaluation:
             tuple(answers["right"]),
             tuple(TaskFigure(**figure) for figure in tasks),
             answers.get("chance"),
+            tuple(answers.get("items", ())),
         )
 
     def results(self) -> dict[str, Result]:
@@ -92,17 +95,24 @@ def evaluate_model(
             model = load()  # inside the stage: runs that reuse the evaluation inherit the energy of loading
             held_out = _held_out(context, model, context.rows(data, TEST), precision)
             stage.count(tokens=held_out.tokens)
-        right: tuple[bool, ...] = ()
-        chance: float | None = None
-        tasks: tuple[TaskFigure, ...] = ()
-        if quality.answers or quality.harness_tasks:
+        answers: dict[str, Any] = {}
+        tasks: list[TaskFigure] = []
+        if quality.answers:
             with (
                 runner.stage(StageSpec(f"{role}.tasks-evaluate", role, "evaluate")) as stage,
                 float32_matmul_precision(precision),
             ):
-                right, chance = _exact_answers(context, model, stage)
-                tasks = _harness(context, model)
-        Evaluation(held_out, right, tasks, chance).save(folder)
+                answers = _exact_answers(context, model, stage)
+        for task in quality.harness_tasks:
+            with (
+                runner.stage(StageSpec(f"{role}.{task}-evaluate", role, "evaluate")) as stage,
+                float32_matmul_precision(precision),
+            ):
+                found = _harness(context, model, task)
+                stage.count(samples=max((figure.items for figure in found), default=0))
+            tasks += found
+        right, items = tuple(answers.get("right", ())), tuple(answers.get("items", ()))
+        Evaluation(held_out, right, tuple(tasks), answers.get("chance"), items).save(folder)
 
     settings: dict[str, Any] = quality.model_dump(mode="json", exclude={"against_teacher", "answers", "harness_folder"})
     answers = sources.parse(quality.answers).path if quality.answers else None
@@ -147,31 +157,28 @@ def _harness_folder(spec: CausalSpec) -> Path | None:
     return Path(folder) if folder else None
 
 
-def _exact_answers(context: CausalContext, model: nn.Module, stage: Stage) -> tuple[tuple[bool, ...], float | None]:
-    """Which answers are right, and the share by chance."""
+def _exact_answers(context: CausalContext, model: nn.Module, stage: Stage) -> dict[str, Any]:
+    """As `joulelab evaluate --data` stores them."""
     quality = context.spec.quality
-    if not quality.answers:
-        return (), None
+    assert quality.answers is not None
     chat = bool(getattr(context.tokenizer, "chat_template", None))
     questions = read_questions(quality.answers, quality.answer_items, chat)
     graded = grade_answers(
         model, context.tokenizer, questions,
         batch_size=context.spec.eval_batch_size, max_new_tokens=quality.answer_tokens,
-        tick=context.runner.counter(stage),
+        tick=context.runner.counter(stage), grader=quality.grader,
     )  # fmt: skip
-    return tuple(answer.right for answer in graded), chance_level(questions)
+    return graded_items(questions, graded)
 
 
-def _harness(context: CausalContext, model: nn.Module) -> tuple[TaskFigure, ...]:
+def _harness(context: CausalContext, model: nn.Module, task: str) -> list[TaskFigure]:
     quality = context.spec.quality
-    if not quality.harness_tasks:
-        return ()
-    figures = harness_figures(
-        model, context.tokenizer, quality.harness_tasks,
+    return harness_figures(
+        model, context.tokenizer, [task],
         folder=_harness_folder(context.spec), limit=quality.harness_limit,
         batch_size=context.spec.eval_batch_size, device=context.device,
+        chat=quality.harness_chat_template and bool(getattr(context.tokenizer, "chat_template", None)),
     )  # fmt: skip
-    return tuple(figures)
 
 
 def _held_out(context: CausalContext, model: nn.Module, rows: PackedRows, precision: str) -> HeldOutPredictions:

@@ -1,9 +1,10 @@
-"""The five language-model pipelines, as recipes for the runner.
+"""The six language-model pipelines, as recipes for the runner.
 
     sft         data -> student
     kd          data -> the teacher's logits -> student
     synthetic   data -> the teacher's answers -> filtered documents -> student
     dpo         data -> answers -> scores -> pairs; SFT student -> its log-probabilities -> policy
+    on-policy   data -> SFT student -> (its completions -> the teacher's scores -> training)*
     self        data -> SFT student -> its own logits -> student
 
 `until` may end a run at one phase of the teacher's work, and `shard` restrict it to a shard of that phase.
@@ -11,13 +12,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import nn
 
 from joulelab.distill.causal.config import CausalSpec
-from joulelab.distill.causal.data import check_chat_parts, prepare_data
-from joulelab.distill.causal.generated_data import judge_answers, make_pairs, score_reference, synthetic_documents
+from joulelab.distill.causal.data import check_chat_parts, check_own_pairs, prepare_data
+from joulelab.distill.causal.generated_data import (
+    evaluate_preferences,
+    judge_answers,
+    make_pairs,
+    own_pairs,
+    score_reference,
+    synthetic_documents,
+)
+from joulelab.distill.causal.generators import SERVER_KEY, TeacherSource, refuse_ranks
 from joulelab.distill.causal.models import TRAIN, CausalContext, check_models, check_tokenizers, load_student
 from joulelab.distill.causal.objective import (
     StudentSetup,
@@ -26,6 +36,7 @@ from joulelab.distill.causal.objective import (
     label_data,
     preference_data,
 )
+from joulelab.distill.causal.on_policy import on_policy_data
 from joulelab.distill.causal.quality import (
     Evaluation,
     check_questions,
@@ -36,6 +47,7 @@ from joulelab.distill.causal.quality import (
     require_better_than_unigram,
     warn_if_guessing,
 )
+from joulelab.distill.causal.server_teacher import require_scores
 from joulelab.distill.causal.students import (
     FINAL_MODEL,
     FINAL_POLICY,
@@ -43,13 +55,21 @@ from joulelab.distill.causal.students import (
     StudentTraining,
     start_budget,
     train_student,
+    trained_start,
     training_budget,
 )
-from joulelab.distill.causal.teacher import TeacherSource, cache_logits, generate_answers, pretrained_teacher
+from joulelab.distill.causal.teacher import (
+    StartingStudent,
+    cache_logits,
+    generate_answers,
+    pretrained_teacher,
+    prompt_bills,
+)
 from joulelab.distill.runner import Runner, run_recipe
 from joulelab.errors import refuse_all
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext
+from joulelab.zoo.pretrained import weights_identity
 
 
 def run_sft(run: RunContext) -> None:
@@ -68,6 +88,10 @@ def run_dpo(run: RunContext) -> None:
     run_recipe(run, DpoRecipe)
 
 
+def run_on_policy(run: RunContext) -> None:
+    run_recipe(run, OnPolicyRecipe)
+
+
 def run_self(run: RunContext) -> None:
     run_recipe(run, SelfRecipe)
 
@@ -77,12 +101,16 @@ def model_checks(spec: CausalSpec) -> Iterator[Callable[[], object]]:
     yield lambda: check_models(spec)
     yield lambda: check_tokenizers(spec)
     yield lambda: check_chat_parts(spec)
+    yield lambda: check_own_pairs(spec)
     if spec.until in ("teacher", "train"):
         yield lambda: check_questions(spec)
+    if spec.scores_on_server and spec.until == "train":
+        server, listed = str(spec.teacher.server), spec.on_policy.listed_tokens
+        yield lambda: require_scores(server, spec.teacher.model, listed, os.environ.get(SERVER_KEY))
 
 
 class CausalRecipe:
-    """What the five pipelines share; each adds what it needs of its teacher, and its student."""
+    """What the six pipelines share; each adds what it needs of its teacher, and its student."""
 
     def __init__(self, runner: Runner[CausalSpec]) -> None:
         self.context = CausalContext(runner)
@@ -92,6 +120,7 @@ class CausalRecipe:
     def check(self) -> None:
         spec = self.spec
         refuse_all(model_checks(spec))
+        refuse_ranks(self.context)
         if spec.teacher.server is not None and spec.quality.against_teacher is None:
             self.runner.run.progress.write(
                 f"the teacher is not evaluated: {spec.teacher.server} generates the answers, and the model that it "
@@ -165,16 +194,27 @@ class CausalRecipe:
         return evaluation
 
     def pairs(self, data: Artifact) -> Artifact:
+        if self.spec.own_pairs:
+            return own_pairs(self.context, data)
         context, teacher = self.context, pretrained_teacher(self.context)
         if self.spec.preferences.candidates_from == "teacher":
             return make_pairs(context, generate_answers(context, data, teacher), teacher)
-        start = self.student_as_teacher(self.sft_student(data))
+        start = self.student_as_teacher(self.starting_student(data))
         return make_pairs(context, generate_answers(context, data, start, role="student"), teacher)
 
     # students
 
-    def sft_student(self, data: Artifact) -> Artifact:
-        """The student that dpo and self start from; an artifact that both share if its settings are equal."""
+    def starting_student(self, data: Artifact) -> StartingStudent:
+        """The student that dpo, on-policy and self start from: named by the user, or trained on the data first."""
+        spec = self.spec
+        if spec.sft_first:
+            return trained_start(self._sft_student(data))
+        name = str(spec.student.model)
+        bill = self.runner.input_bill("student's weights", name, "model", role="student")
+        return StartingStudent(name, weights_identity(name), bill, 0, "student.model, as it is")
+
+    def _sft_student(self, data: Artifact) -> Artifact:
+        """An artifact that several pipelines share if its settings are equal."""
         context, rows = self.context, self.context.rows(data, TRAIN)
         training = StudentTraining(
             name=SFT_STUDENT,
@@ -190,10 +230,11 @@ class CausalRecipe:
         )
         return train_student(context, training)
 
-    def student_as_teacher(self, student: Artifact) -> TeacherSource:
+    def student_as_teacher(self, student: StartingStudent) -> TeacherSource:
         return TeacherSource(
-            SFT_STUDENT, student.key, lambda: load_student(student.folder).to(self.context.device), student.bill
-        )
+            SFT_STUDENT, student.key, lambda: load_student(student.source).to(self.context.device), student.bill,
+            weights=student.source,
+        )  # fmt: skip
 
     def final_student(
         self,
@@ -203,8 +244,8 @@ class CausalRecipe:
         inputs: Mapping[str, object] | None = None,
         *,
         name: str = FINAL_MODEL,
-        start: Artifact | None = None,
-        budget_start: Artifact | None = None,
+        start: StartingStudent | None = None,
+        budget_start: StartingStudent | None = None,
     ) -> Artifact:
         """The student of the run, trained in every run and never reused.
 
@@ -260,6 +301,12 @@ class SyntheticRecipe(CausalRecipe):
 
 
 class DpoRecipe(CausalRecipe):
+    def data(self) -> Artifact:
+        data = super().data()
+        if self.spec.own_pairs and self.spec.until in ("preferences", "teacher"):  # there is no teacher's phase
+            self.pairs(data)
+        return data
+
     def teacher_outputs(self, data: Artifact) -> Artifact | None:
         """The preference pairs; None if this attempt ends before the student that writes the candidates."""
         self.check_teacher(data)
@@ -268,27 +315,55 @@ class DpoRecipe(CausalRecipe):
         return self.pairs(data)
 
     def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
-        assert teacher is not None
-        context, pairs, start = self.context, teacher, self.sft_student(data)
+        context, pairs = self.context, teacher or self.pairs(data)
+        start = self.starting_student(data)
         reference = score_reference(context, pairs, start)
         inputs = self.spec.preferences.model_dump(mode="json", include={"loss", "beta", "shared_prompt"})
         return self.final_student(
-            data, lambda setup: preference_data(context, pairs, reference, start, setup),
+            data, lambda setup: preference_data(context, pairs, reference, start.key, setup),
             [reference.bill], {"preferences": inputs}, name=FINAL_POLICY, start=start,
         )  # fmt: skip
+
+    def evaluate(self, data: Artifact, student: Artifact, teacher: Artifact | None) -> None:
+        super().evaluate(data, student, teacher)
+        evaluate_preferences(self.context, teacher or self.pairs(data), self.starting_student(data), student)
+
+
+class OnPolicyRecipe(CausalRecipe):
+    def teacher_outputs(self, data: Artifact) -> Artifact | None:
+        """The teacher's completions, if some batches come from them; the student's are made and scored in training."""
+        context, teacher = self.context, pretrained_teacher(self.context)
+        self.check_teacher(data)
+        if not self.spec.mixes_teacher_answers:
+            return None
+        return synthetic_documents(context, data, generate_answers(context, data, teacher), teacher)
+
+    def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
+        context, policy, source = self.context, self.spec.on_policy, pretrained_teacher(self.context)
+        start = self.starting_student(data)
+        others = (teacher or data) if policy.student_share < 1 else None
+        rows = None if others is None else context.rows(others, TRAIN)
+        inputs = {
+            "on_policy": policy.model_dump(mode="json"),
+            "generation": self.spec.generation.model_dump(mode="json", exclude={"prompts_from"}),
+        }
+        parents = [data.bill, *prompt_bills(context), source.bill, start.bill, *([teacher.bill] if teacher else [])]
+        return self.final_student(
+            data, lambda setup: on_policy_data(context, source, rows, setup), parents, inputs, start=start
+        )
 
 
 class SelfRecipe(CausalRecipe):
     def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
         """With alpha 1 the SFT student is no teacher, and this is plain further training."""
-        context, distill, start = self.context, self.spec.distill, self.sft_student(data)
+        context, distill, start = self.context, self.spec.distill, self.starting_student(data)
         rows, source = context.rows(data, TRAIN), self.student_as_teacher(start)
         distills = distill.alpha < 1
         if distills:
             name = self.spec.student.model or self.spec.student.size or "the student"
             context.run.note(
-                f"the teacher of this run is its own SFT student ({name}, artifact {SFT_STUDENT} of run "
-                f"{start.bill.artifact.made_by}); teacher.model={self.spec.teacher.model} is not used"
+                f"the teacher of this run is its own SFT student ({name}, {start.made_by}); "
+                f"teacher.model={self.spec.teacher.model} is not used"
             )
         cache = cache_logits(context, data, source) if distills and distill.teacher == "cached" else None
 

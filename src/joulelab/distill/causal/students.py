@@ -18,6 +18,7 @@ from joulelab.data.chat.packing import use_packed_attention
 from joulelab.distill.causal.config import CausalSpec, CausalTraining
 from joulelab.distill.causal.models import CausalContext, LoraModel, add_lora, load_student, make_student, save_student
 from joulelab.distill.causal.objective import StudentSetup, TrainingData
+from joulelab.distill.causal.teacher import StartingStudent
 from joulelab.errors import ConfigError
 from joulelab.runs.artifacts import Ancestor, Artifact, Bill, ancestry_of
 from joulelab.runs.paths import read_json, write_json
@@ -36,6 +37,13 @@ MAX_PASSES = 20
 # training
 
 
+def trained_start(student: Artifact) -> StartingStudent:
+    """The SFT student that this run or another one has trained."""
+    tokens = int(read_json(student.folder / TRAINING_FILE)["tokens"])
+    made_by = f"artifact {SFT_STUDENT} of run {student.bill.artifact.made_by}"
+    return StartingStudent(str(student.folder), student.key, student.bill, tokens, made_by)
+
+
 @dataclass(frozen=True)
 class StudentTraining:
     """One training of one student."""
@@ -50,7 +58,7 @@ class StudentTraining:
     parents: Sequence[Bill]
     make_data: Callable[[StudentSetup], TrainingData]
     held_out_loss: Callable[[nn.Module, EvaluationPoint], float]
-    start: Artifact | None = None
+    start: StartingStudent | None = None
     """The student to start from; None: as the settings say."""
     shared: bool = False
     """Whether other runs may reuse it instead of training their own."""
@@ -90,7 +98,7 @@ def train_student(context: CausalContext, training: StudentTraining) -> Artifact
     )
 
 
-def _initial_weight_bills(context: CausalContext, start: Artifact | None) -> list[Bill]:
+def _initial_weight_bills(context: CausalContext, start: StartingStudent | None) -> list[Bill]:
     """The energy of the initial weights belongs to the student's lineage, also if it is unknown."""
     student = context.spec.student
     if start is not None:
@@ -103,9 +111,9 @@ def _initial_weight_bills(context: CausalContext, start: Artifact | None) -> lis
     return []
 
 
-def _initial_model(context: CausalContext, start: Artifact | None) -> nn.Module:
+def _initial_model(context: CausalContext, start: StartingStudent | None) -> nn.Module:
     if start is not None:
-        return load_student(start.folder)
+        return load_student(start.source).float()
     student = context.spec.student
     needs_teacher = student.layers or student.teacher_embeddings
     teacher = load_causal_lm(context.spec.teacher.model) if needs_teacher else None
@@ -123,14 +131,16 @@ def _train(context: CausalContext, training: StudentTraining, setup: StudentSetu
             model=setup.model,
             batches=data.batches,
             objective=data.objective,
-            config=setup.config,
+            config=data.config or setup.config,
             seed=context.spec.seed,
             evaluate=lambda point: training.held_out_loss(setup.model, point),
             evaluate_stage=training.validate_stage,
             evaluate_activity="validate",
             loss_name=data.loss_name,
+            preparation=data.preparation,
         ),
     )
+    data.close()
     position = outcome.position
     _report_passes(context, training.stage, position.drawn / data.batches.batches_per_epoch)
     write_json(folder / TRAINING_FILE, {"tokens": position.tokens, "steps": position.step, "final_loss": outcome.loss})
@@ -179,7 +189,7 @@ def start_budget(spec: CausalSpec) -> RemainingBudget:
     )
 
 
-def training_budget(context: CausalContext, parents: Iterable[Bill], start: Artifact | None) -> RemainingBudget:
+def training_budget(context: CausalContext, parents: Iterable[Bill], start: StartingStudent | None) -> RemainingBudget:
     """What is left for student.train. Written to the run, so that a resumed attempt ends at the same point."""
     file = context.run.paths.folder / BUDGET_FILE
     # The energy of earlier stages is known more exactly when a run is resumed; a budget computed
@@ -190,8 +200,9 @@ def training_budget(context: CausalContext, parents: Iterable[Bill], start: Arti
     budget = context.spec.budget
     lineage = ancestry_of([*parents, *([start.bill] if start else [])])
     teacher_j = _lineage_energy_j(context, lineage, "teacher")
-    start_j = _lineage_energy_j(context, lineage, "student")
-    start_tokens = trained_tokens(start) if start else 0
+    # what a named student has used earlier is on the bill, but not part of this budget
+    start_j = _lineage_energy_j(context, lineage, "student") if context.spec.sft_first else 0.0
+    start_tokens = start.tokens if start else 0
     remaining = RemainingBudget(
         tokens=None if budget.tokens is None else budget.tokens - start_tokens,
         energy_j=None if budget.energy_j is None else _energy_left_j(context.spec, teacher_j, start_j),
@@ -200,10 +211,6 @@ def training_budget(context: CausalContext, parents: Iterable[Bill], start: Arti
     _report_budget(context, remaining, teacher_j, start_j, start_tokens)
     write_json(file, {"left": asdict(remaining), "teacher_energy_j": teacher_j, "start_energy_j": start_j})
     return remaining
-
-
-def trained_tokens(student: Artifact) -> int:
-    return int(read_json(student.folder / TRAINING_FILE)["tokens"])
 
 
 def _energy_left_j(spec: CausalSpec, teacher_j: float | None, start_j: float | None) -> float:

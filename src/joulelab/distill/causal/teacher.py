@@ -5,20 +5,25 @@ Both are sharded work of the runner: an interrupted run resumes it, and several 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from joulelab import lookup
-from joulelab.data.chat.conversations import ASSISTANT, Row, prompt_of, uses_tools
+from joulelab.data.chat.conversations import ASSISTANT, Row, prompt_of, prompts_of, row_id, uses_tools
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.data import split_rows
-from joulelab.distill.causal.models import TRAIN, CausalContext, lm_head_weight
+from joulelab.distill.causal.generators import (
+    ChosenEngine,
+    TeacherSource,
+    choose_engine,
+    make_generator,
+    server_energy_gap,
+)
+from joulelab.distill.causal.models import TEST, TRAIN, CausalContext, lm_head_weight
 from joulelab.distill.logit_cache.cache_store import (
     LogitCache,
     PendingRows,
@@ -33,10 +38,11 @@ from joulelab.distill.runner import RemainingWork, ShardedWork, StageSpec
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import (
     TEXT_PROMPTS,
-    EngineFactory,
     GenerationProgress,
     Generator,
     Prompt,
+    close_generator,
+    closing_generator,
     completion_key,
     encode_prompt,
     generate_into,
@@ -45,7 +51,6 @@ from joulelab.infer.generation.completions import (
     with_chain_of_thought,
     write_completions,
 )
-from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.sampler import SAMPLING
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import Stage
@@ -54,25 +59,28 @@ from joulelab.runs.phases import ALL, PART, Shard
 
 LOGITS_STAGE = StageSpec("teacher.logits", "teacher", "cache")
 ANSWERS, REPORT = "answers.jsonl", "report.json"
-SERVER_KEY = "JOULELAB_SERVER_KEY"
-"""An environment variable, not a setting: settings are saved and shown."""
 
 
 @dataclass(frozen=True)
-class TeacherSource:
-    """A model that teaches: its name, how to load it, its identity for keys, and its energy bill."""
+class StartingStudent:
+    """The SFT student that dpo and self start from: trained by this run or another one, or named by the user."""
 
-    name: str
-    identity: str
-    load: Callable[[], nn.Module]
+    source: str
+    """Folder, or the name as in `student.model`."""
+    key: str
+    """Identity of the weights."""
     bill: Bill
+    tokens: int
+    """Tokens of its training that count toward the budget; 0 if the user named it."""
+    made_by: str
+    """For people: where it comes from."""
 
 
 def pretrained_teacher(context: CausalContext) -> TeacherSource:
     """The model that `teacher.model` names."""
     name = context.spec.teacher.model
     bill = context.runner.input_bill("teacher", name, "model", role="teacher")
-    return TeacherSource(name, context.teacher_identity, context.load_teacher, bill)
+    return TeacherSource(name, context.teacher_identity, context.load_teacher, bill, weights=name)
 
 
 def live_teacher(context: CausalContext, teacher: TeacherSource, compile_mode: str = "off") -> LiveTeacher:
@@ -144,7 +152,8 @@ def _cache_work(context: CausalContext, data: Artifact, teacher: TeacherSource) 
 
 
 def training_prompts(context: CausalContext) -> list[tuple[Prompt, str | None]]:
-    """Prompts of the training documents without duplicates, each with the data's own answer."""
+    """Prompts of the training documents, or of `generation.prompts_from`, without duplicates, each with the data's own
+    answer."""
     if not context.prompts:
         context.prompts.extend(_find_prompts(context))
     return context.prompts
@@ -153,7 +162,8 @@ def training_prompts(context: CausalContext) -> list[tuple[Prompt, str | None]]:
 def _find_prompts(context: CausalContext) -> list[tuple[Prompt, str | None]]:
     generation = context.spec.generation
     prompts: dict[str, tuple[Prompt, str | None]] = {}
-    for row in split_rows(context, TRAIN):
+    left_out: Counter[str] = Counter()
+    for row in _rows_with_prompts(context, left_out):
         prompt, expected = _prompt_of(context, row)
         if prompt is not None:
             prompts.setdefault(str(prompt), (prompt, expected))
@@ -161,10 +171,36 @@ def _find_prompts(context: CausalContext) -> list[tuple[Prompt, str | None]]:
             break
     if not prompts:
         raise ConfigError(
-            f"no prompt of {context.spec.data.source} has {generation.prompt_tokens} tokens or fewer",
+            f"no prompt of {prompt_source(context.spec)} has {generation.prompt_tokens} tokens or fewer",
             "raise generation.prompt_tokens",
         )
+    for why, count in left_out.items():
+        context.run.note(f"prompts: not used of {prompt_source(context.spec)}: {count:,} ({why})")
     return list(prompts.values())
+
+
+def prompt_source(spec: CausalSpec) -> str:
+    return spec.generation.prompts_from or spec.data.source
+
+
+def prompt_bills(context: CausalContext) -> list[Bill]:
+    """The bill of `generation.prompts_from`, by which artifacts depend on its content."""
+    source = context.spec.generation.prompts_from
+    return [] if source is None else [context.runner.input_bill("prompts", source, "text", role="data")]
+
+
+def _rows_with_prompts(context: CausalContext, left_out: Counter[str]) -> Iterator[Row]:
+    source = context.spec.generation.prompts_from
+    if source is None:
+        yield from split_rows(context, TRAIN)
+        return
+    # a teacher's answer to a held-out question would be trained on
+    held_out = {row_id(row) for row in split_rows(context, TEST)}
+    for row in prompts_of(source, left_out):
+        if row_id(row) in held_out:
+            left_out["a held-out question"] += 1
+        else:
+            yield row
 
 
 def _prompt_of(context: CausalContext, row: Row) -> tuple[Prompt | None, str | None]:
@@ -175,15 +211,14 @@ def _prompt_of(context: CausalContext, row: Row) -> tuple[Prompt | None, str | N
         expected = None
     else:
         if uses_tools(row):
-            raise ConfigError(f"a conversation of {context.spec.data.source} has tools or tool calls", TEXT_PROMPTS)
+            raise ConfigError(f"a conversation of {prompt_source(context.spec)} has tools or tool calls", TEXT_PROMPTS)
         prompt = prompt_of(row)
         expected = row[-1]["content"] if row[-1]["role"] == ASSISTANT else None
         if not prompt or prompt[-1]["role"] == ASSISTANT:
             return None, None
     if generation.chain_of_thought:
         prompt = with_chain_of_thought(prompt)
-    limit = generation.prompt_tokens + 64 * generation.chain_of_thought
-    fits = 0 < len(encode_prompt(context.tokenizer, prompt)) <= limit
+    fits = 0 < len(encode_prompt(context.tokenizer, prompt)) <= generation.longest_prompt
     return (prompt, expected) if fits else (None, None)
 
 
@@ -204,46 +239,10 @@ def _first_ids(tokenizer: Any, text: str, count: int) -> list[int]:
 def generate_answers(context: CausalContext, data: Artifact, teacher: TeacherSource, role: str = "teacher") -> Artifact:
     """Answers to all prompts, before any is dropped: several pipelines share them. `role` is who generates."""
     made = context.runner.make_sharded(_GenerationWork(context, teacher, role).work(data))
-    _refuse_unknown_energy(context.spec, energy_gap(made))
+    refuse_unknown_energy(context.spec, energy_gap(made))
     tokens = int(read_json(made.folder / REPORT)["generated_tokens"])
     context.runner.report(f"{role}.generate.generated_tokens", float(tokens))
     return made
-
-
-def make_generator(context: CausalContext, teacher: TeacherSource, prompts: Sequence[Prompt]) -> Generator:
-    """The model in this process, or the server that replaces it."""
-    spec = context.spec
-    if uses_server(context, teacher):
-        from joulelab.infer.generation.server import ServerGenerator
-
-        return ServerGenerator(
-            str(spec.teacher.server), spec.teacher.model, spec.generation.answer,
-            api_key=os.environ.get(SERVER_KEY), metered_gpus=spec.energy.gpus,
-        )  # fmt: skip
-    if spec.generation.engine != "transformers":
-        engine: EngineFactory = lookup.ENGINES.resolve(spec.generation.engine)
-        return engine(
-            teacher.load(), context.tokenizer, spec.generation.answer,
-            identity=f"{teacher.identity} by {lookup.ENGINES.origin(spec.generation.engine)}",
-            batch_size=spec.teacher.batch_size,
-        )  # fmt: skip
-    return TransformersGenerator(
-        teacher.load(), context.tokenizer, spec.generation.answer,
-        identity=teacher.identity, batch_size=spec.teacher.batch_size, cache=spec.generation.cache, whole=prompts,
-        compile_step={"auto": None, "on": True, "off": False}[spec.generation.compile],
-        note_setup=context.run.note_setup,
-    )  # fmt: skip
-
-
-def uses_server(context: CausalContext, teacher: TeacherSource) -> bool:
-    return context.spec.teacher.server is not None and teacher.name == context.spec.teacher.model
-
-
-def server_energy_gap(context: CausalContext) -> str | None:
-    """Sensors of this machine include a server on it; an estimate from this program's CPU time does not."""
-    if any(figure.measured for figure in context.run.meter.so_far().values()):
-        return None
-    return "no sensor works on this machine, and an estimate from this program's CPU time does not include the server"
 
 
 @dataclass(frozen=True)
@@ -257,6 +256,10 @@ class _GenerationWork:
     @property
     def stage_name(self) -> str:
         return f"{self.role}.generate"
+
+    @cached_property
+    def chosen(self) -> ChosenEngine:
+        return choose_engine(self.context, self.teacher)
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:
@@ -276,9 +279,9 @@ class _GenerationWork:
         }
         if spec.generation.answer.do_sample:
             inputs["sampling"] = SAMPLING
-        if origin := lookup.ENGINES.origin(spec.generation.engine):
-            inputs["engine"] = f"{spec.generation.engine} of {origin}"
-        parents, batch_size = [self.teacher.bill, data.bill], spec.teacher.batch_size
+        if self.chosen.key is not None:
+            inputs["engine"] = self.chosen.key
+        parents, batch_size = [self.teacher.bill, data.bill, *prompt_bills(self.context)], spec.teacher.batch_size
         return ShardedWork(
             "answers", "answers", StageSpec(self.stage_name, self.role, "generate"), inputs, parents, batch_size,
             total=lambda: len(self.prompts), begin=self._begin, join=self._join,
@@ -286,19 +289,22 @@ class _GenerationWork:
 
     def _begin(self, folder: Path, shard: Shard, others: Sequence[Path]) -> RemainingWork:
         own, known = read_completions(folder / _answers_log(shard)), read_completions(*_answers_logs([folder, *others]))
-        served, reports = uses_server(self.context, self.teacher), _reports([folder, *others])
-        if not reports and not served and self.context.spec.generation.engine == "transformers":
+        reports = _reports([folder, *others])
+        if not reports and self.chosen.name == "builtin":
             reports = [{"generator": self.teacher.identity, "energy_gap": None}]
         if reports and all(key in known for key in self._own_keys(str(reports[0]["generator"]), shard)):
             if own:
                 self._record_gap(reports[0])
             write_json(folder / REPORT, reports[0])
             return RemainingWork(None, _counts(GenerationProgress.of(own.values())) if own else {})
-        generator = make_generator(self.context, self.teacher, self.prompts)
-        gap = generator.energy_gap or (server_energy_gap(self.context) if served else None)
-        report = {"generator": generator.identity, "energy_gap": gap}
-        self._record_gap(report)
-        write_json(folder / REPORT, report)
+        generator = make_generator(self.context, self.teacher, self.chosen, self.prompts, self.stage_name)
+        with ExitStack() as undo:
+            undo.callback(close_generator, generator)
+            gap = generator.energy_gap or (server_energy_gap(self.context) if self.chosen.name == "server" else None)
+            report = {"generator": generator.identity, "energy_gap": gap}
+            self._record_gap(report)
+            write_json(folder / REPORT, report)
+            undo.pop_all()  # the work closes it
         return RemainingWork(lambda stage: self._generate(folder, shard, others, generator, stage), {})
 
     def _own_keys(self, generator: str, shard: Shard) -> list[str]:
@@ -314,7 +320,7 @@ class _GenerationWork:
         if gap:
             self.context.run.warn(f"{self.stage_name}: {gap}")
             self.context.run.unmetered_work(f"{self.stage_name} on {report['generator']}", gap)
-            _refuse_unknown_energy(self.context.spec, gap)
+            refuse_unknown_energy(self.context.spec, gap)
 
     def _generate(self, folder: Path, shard: Shard, others: Sequence[Path], generator: Generator, stage: Stage) -> None:
         run = self.context.run
@@ -326,7 +332,8 @@ class _GenerationWork:
 
         own, batch_size = folder / _answers_log(shard), self.context.spec.teacher.batch_size
         elsewhere = [path for path in _answers_logs([folder, *others]) if path != own]
-        generate_into(own, generator, self.prompts, tick, share=shard, at_once=batch_size, others=elsewhere)
+        with closing_generator(generator):
+            generate_into(own, generator, self.prompts, tick, share=shard, at_once=batch_size, others=elsewhere)
 
     def _join(self, sources: Sequence[Path], folder: Path) -> None:
         reports, completions = _reports(sources), read_completions(*_answers_logs(sources))
@@ -357,7 +364,7 @@ def _counts(progress: GenerationProgress) -> dict[str, int]:
     return {"samples": progress.answers, "tokens": progress.generated_tokens}
 
 
-def _refuse_unknown_energy(spec: CausalSpec, gap: str | None) -> None:
+def refuse_unknown_energy(spec: CausalSpec, gap: str | None) -> None:
     """Before any energy is spent; and again if another run has generated the answers."""
     if gap and spec.budget.counts_teacher:
         raise ConfigError(

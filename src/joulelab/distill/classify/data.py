@@ -13,13 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from joulelab.data import labeled_text
+from joulelab.data import labeled_text, tokenized_text
 from joulelab.data.batches import Batch, iterate_in_order
 from joulelab.data.image_folders import count_duplicates, missing_splits
 from joulelab.data.images import FolderImages
-from joulelab.data.labeled_text import TokenizedSet
+from joulelab.data.labeled_rows import WantedTokens
 from joulelab.data.splits import SPLITS, SplitName
 from joulelab.data.synthetic import SyntheticImages
+from joulelab.data.tokenize import TruncatingEncoder
+from joulelab.data.tokenized_text import TokenizedSet
 from joulelab.distill.classify.config import ClassifySpec, FitnetsImagesSpec, ImageData
 from joulelab.distill.classify.objective import ForwardAdapter, ForwardOutput
 from joulelab.distill.runner import PREPROCESS, Runner
@@ -46,7 +48,7 @@ class Texts:
         return int(self.split("train").labels.max()) + 1
 
     def split(self, name: str) -> TokenizedSet:
-        return labeled_text.open_set(self.artifact.folder / name)
+        return tokenized_text.open_set(self.artifact.folder / name)
 
 
 _SPLITS = "splits.json"
@@ -57,13 +59,13 @@ def prepare_texts(runner: Runner[ClassifySpec]) -> Texts:
     data, tokenizer_name = runner.spec.data, runner.spec.tokenizer
 
     def write(folder: Path, stage: Stage) -> None:
-        splits = labeled_text.load_splits(data)
         tokenizer = load_tokenizer(tokenizer_name)
-        samples, tokens = 0, 0
+        encode = TruncatingEncoder(tokenizer, data.max_tokens)
+        wanted = WantedTokens(encode.sha256, data.max_tokens)
+        splits = labeled_text.load_splits(data, runner.reading, wanted)
         for name in SPLITS:
-            written = _tokenize(folder / name, getattr(splits, name), tokenizer, data.max_tokens)
-            samples, tokens = samples + len(written), tokens + written.tokens_total
-            stage.count(samples=samples, tokens=tokens)
+            part, counter = getattr(splits, name), runner.counter(stage)
+            tokenized_text.write(folder / name, part, encode, len(tokenizer), tokenizer.pad_token_id, counter)
         if data.is_own:
             write_json(folder / _SPLITS, {"notes": splits.notes, "duplicates": splits.duplicates})
 
@@ -83,16 +85,6 @@ def report_splits(runner: Runner[Any], texts: Texts) -> None:
     found = read_json(texts.artifact.folder / _SPLITS)
     sizes: dict[str, int] = {name: len(texts.split(name)) for name in SPLITS}
     runner.report_data(sizes, found["notes"], found["duplicates"])
-
-
-def _tokenize(folder: Path, texts: labeled_text.LabeledText, tokenizer: Any, max_tokens: int) -> TokenizedSet:
-    return labeled_text.write(
-        folder,
-        texts,
-        lambda batch: tokenizer(batch, truncation=True, max_length=max_tokens)["input_ids"],
-        vocab_size=len(tokenizer),
-        pad_id=tokenizer.pad_token_id,
-    )
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,9 @@ from joulelab.distill.chunked import (
     padded_projection,
 )
 from joulelab.distill.logit_cache.codecs import CacheManifest, Codec, Divergence, require_usable
+from joulelab.distill.logit_cache.scored_tokens import ScoredTargets, scored_chunk
 from joulelab.distill.logit_cache.target_encoding import decode_targets
-from joulelab.distill.losses import DIVERGENCES, NO_TARGET, teacher_log_softmax
+from joulelab.distill.losses import DIVERGENCES, NO_TARGET, jensen_shannon, teacher_log_softmax
 from joulelab.errors import ConfigError, JoulelabError
 
 # targets: what a loss is given of the teacher at the positions of a batch
@@ -212,6 +213,8 @@ class KdWeights:
     ce: float
     kl: float
     temperature: float
+    beta: float = 0.5
+    """The teacher's share of the mixture in the Jensen-Shannon divergence."""
 
 
 class Labels(NamedTuple):
@@ -301,7 +304,11 @@ def dense_chunk(
     T, shared = weights.temperature, teacher.vocabulary
     teacher_CV = F.linear(teacher.hidden_CE, teacher.projection.weight_VD, teacher.projection.bias_V)
     teacher_log_CW = teacher_log_softmax(teacher_CV[:, :shared], T)
-    divergence_C, slope_CW = DIVERGENCES[divergence](F.log_softmax(logits_CV[:, :shared] / T, -1), teacher_log_CW)
+    student_log_CW = F.log_softmax(logits_CV[:, :shared] / T, -1)
+    if divergence == "jsd":
+        divergence_C, slope_CW = jensen_shannon(student_log_CW, teacher_log_CW, weights.beta)
+    else:
+        divergence_C, slope_CW = DIVERGENCES[divergence](student_log_CW, teacher_log_CW)
     ce, grad_CV = _label_terms(logits_CV, labels, weights.ce)
     padding = logits_CV.shape[1] - slope_CW.shape[1]
     grad_CV = grad_CV + F.pad(labels.masked(weights.kl * T) * slope_CW, (0, padding))
@@ -352,6 +359,8 @@ def _gold_constant(teacher_CK: Tensor, same_CKK: Tensor) -> Tensor:
 
 # the loss
 
+AnyTargets = CachedTargets | DenseTargets | ScoredTargets
+
 
 @dataclass(frozen=True)
 class KdSums:
@@ -374,22 +383,24 @@ class KdLoss:
         divergence: Divergence = "forward",
         chunk: int = 1024,
         compile_mode: str = "off",
+        beta: float = 0.5,
     ) -> None:
         if not 0 <= alpha <= 1 or not temperature > 0 or chunk < 1:
             raise ConfigError(
                 f"alpha {alpha}, temperature {temperature}, chunk {chunk}; expected 0 to 1, above 0, at least 1"
             )
-        self.weights = KdWeights(alpha, 1 - alpha, temperature)
+        self.weights = KdWeights(alpha, 1 - alpha, temperature, beta)
         self.divergence: Divergence = divergence
         self.chunk = chunk
         self._full_chunks = compile_mode != "off"
-        self._sparse, self._dense = (compiled(function, compile_mode) for function in (sparse_chunk, dense_chunk))
+        functions = (sparse_chunk, dense_chunk, scored_chunk)
+        self._sparse, self._dense, self._scored = (compiled(function, compile_mode) for function in functions)
 
     def __call__(
         self,
         hidden_BTD: Tensor,
         weight_VD: Tensor,
-        targets: CachedTargets | DenseTargets | None,
+        targets: AnyTargets | None,
         labels_BT: Tensor,
         *,
         count: int | None = None,
@@ -415,7 +426,7 @@ class KdLoss:
         """A compiled chunk has one size: the last one is padded with positions that are not trained."""
         return min(positions, -(-count // self.chunk) * self.chunk) if self._full_chunks else count
 
-    def _check(self, targets: CachedTargets | DenseTargets | None, weight_VD: Tensor) -> None:
+    def _check(self, targets: AnyTargets | None, weight_VD: Tensor) -> None:
         if self.weights.kl == 0:
             return
         if targets is None:
@@ -434,7 +445,7 @@ class KdLoss:
             return Labels(ids_C)
         return Labels(ids_C.clamp(min=0), (ids_C != NO_TARGET).float()[:, None])
 
-    def _terms(self, targets: CachedTargets | DenseTargets | None, labels_N: Tensor, dtype: torch.dtype) -> ChunkTerms:
+    def _terms(self, targets: AnyTargets | None, labels_N: Tensor, dtype: torch.dtype) -> ChunkTerms:
         """The chunk function for these targets. The positions of targets and labels are in the same order."""
         decoded = None if targets is None else targets.decoded().padded(len(labels_N))
         if isinstance(decoded, SparseTargets):
@@ -446,6 +457,14 @@ class KdLoss:
                 return self._sparse(student_CD, student, labels, decoded.rows(rows), vocabulary, self.weights, scale)
 
             return sparse
+
+        if isinstance(decoded, ScoredTargets):
+            vocabulary, loss = decoded.vocabulary, (self.divergence, self.weights.beta, self.weights.kl)
+
+            def scored(rows: slice, place: Any, student_CD: Tensor, student: Projection, scale: float) -> Any:
+                return self._scored(student_CD, student, decoded.rows(rows), vocabulary, *loss, scale)
+
+            return scored
 
         cast = None if decoded is None else replace(decoded, hidden_NE=decoded.hidden_NE.to(dtype))
 
@@ -467,7 +486,7 @@ def target_positions(labels_BT: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return order_N, next_N[order_N]
 
 
-def _target_count(count: int | None, targets: CachedTargets | DenseTargets | None, labels_BT: Tensor) -> int:
+def _target_count(count: int | None, targets: AnyTargets | None, labels_BT: Tensor) -> int:
     if targets is not None:
         if count is not None and count != targets.count:
             raise JoulelabError(

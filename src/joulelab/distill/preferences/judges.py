@@ -2,8 +2,8 @@
 
     likelihood   a model's mean log-probability per token. The mean, because a sum falls with every token: a judge by
                  sums would prefer whatever is short.
-    rubric       a model reads a rubric, the question and one answer, and replies with a grade. Answers are graded one
-                 at a time, so their order cannot matter. A reply without a valid grade is counted, not guessed.
+    rubric       a model reads a rubric, the question and one answer, and replies with a grade.
+    pairwise     a model compares every two answers to a prompt, in both orders; the score is the share of wins.
     rule         a function of the answer's text, such as `ends` or `exact-answer`; needs no model.
 
 Scores are written as they are made, by content, so that judging can be interrupted and divided into shards.
@@ -17,6 +17,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ from joulelab.distill.preferences.pairs import Candidates, Score
 from joulelab.distill.preferences.preference_loss import TargetLogProbabilities
 from joulelab.errors import ConfigError, JoulelabError
 from joulelab.evaluate.exact_answers import NUMBER, ascii_minus, same_answer
+from joulelab.evaluate.judging import grades, win_rates
 from joulelab.infer.generation.completions import Completion, Generator, Prompt, answer_ids, as_messages, encode_prompt
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.lookup import unknown
@@ -167,9 +169,7 @@ def pad_rows(rows: Sequence[tuple[list[int], list[int]]], device: torch.device) 
     return ids_BT.to(device), scored_BT.to(device)
 
 
-# rubric
-
-_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w])")
+# rubric, pairwise
 
 
 def rubric_identity(
@@ -195,22 +195,43 @@ class RubricJudge:
         self.identity = rubric_identity(generator.identity, generator.settings, rubric, lowest, highest, chat)
 
     def scores(self, candidates: Sequence[Candidates]) -> Iterator[list[Score]]:
-        prompts = [self.prompt(one.question, answer.text) for one in candidates for answer in one.answers]
-        replies = self._generator.generate(prompts)
+        items = [(one.question, answer.text) for one in candidates for answer in one.answers]
+        found = grades(self._generator, self._rubric, items, self._lowest, self._highest, self._chat)
         for one in candidates:
-            yield [self.grade(next(replies)[0].text) for _ in one.answers]
+            yield list(islice(found, len(one.answers)))
 
-    def prompt(self, question: str, answer: str) -> Prompt:
-        text = (
-            f"{self._rubric}\n\nQuestion:\n{question}\n\nAnswer to be graded:\n{answer}\n\n"
-            f"Reply with one number from {self._lowest:g} to {self._highest:g} and nothing else."
-        )
-        return [{"role": "user", "content": text}] if self._chat else f"{text}\nGrade:"
 
-    def grade(self, reply: str) -> Score:
-        """The first number of the reply that is a valid grade: `4`, `Grade: 4`, `4/5`."""
-        numbers = (float(text) for text in _NUMBER.findall(reply))
-        return next((number for number in numbers if self._lowest <= number <= self._highest), None)
+def pairwise_identity(generator: str, settings: GenerationSettings, rubric: str, chat: bool = True) -> str:
+    described = f"{generator}|{settings.model_dump_json()}|{rubric}|{chat}"
+    return f"pairwise:{hashlib.sha256(described.encode()).hexdigest()[:24]}"
+
+
+class PairwiseJudge:
+    """Score of an answer: its share of wins against the other answers to the prompt; None if a comparison failed."""
+
+    def __init__(self, generator: Generator, rubric: str, chat: bool = True) -> None:
+        self._generator, self._rubric, self._chat = generator, rubric, chat
+        self.identity = pairwise_identity(generator.identity, generator.settings, rubric, chat)
+
+    def scores(self, candidates: Sequence[Candidates]) -> Iterator[list[Score]]:
+        pairs = [list(combinations(range(len(one.answers)), 2)) for one in candidates]
+        items = [
+            (one.question, one.answers[first].text, one.answers[second].text)
+            for one, own in zip(candidates, pairs, strict=True)
+            for first, second in own
+        ]
+        found = win_rates(self._generator, self._rubric, items, self._chat)
+        for one, own in zip(candidates, pairs, strict=True):
+            wins: list[list[Score]] = [[] for _ in one.answers]
+            for (first, second), rate in zip(own, islice(found, len(own)), strict=True):
+                wins[first].append(rate)
+                wins[second].append(None if rate is None else 1 - rate)
+            yield [_mean(some) for some in wins]
+
+
+def _mean(values: Sequence[Score]) -> Score:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 # rules

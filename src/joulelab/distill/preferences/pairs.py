@@ -14,7 +14,8 @@ Shapes: B rows, T tokens, P pairs, N answer tokens of all pairs; the last axis o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,10 +63,36 @@ class Preference:
     prompt: Prompt
     chosen: Completion
     rejected: Completion
+    chosen_score: Score = None
+    """None if no judge has scored them: the data states which is better."""
+    rejected_score: Score = None
+
+
+@dataclass(frozen=True)
+class CandidateFilters:
+    """Which answers may form a pair. Empty answers and repetitions of an answer never do: nothing is learned from
+    them."""
+
+    min_tokens: int = 0
+    """Without the token that ends an answer."""
+    max_tokens: int | None = None
+    keep_truncated: bool = True
+
+    def drop_reason(self, answer: Completion, earlier: Collection[str]) -> str | None:
+        """Why an answer is not used; `earlier` are the texts of those before it."""
+        tokens = answer.tokens - (answer.finish_reason == "stop")
+        checks = (
+            ("answers_empty", not answer.text.strip()),
+            ("answers_truncated", answer.finish_reason == "length" and not self.keep_truncated),
+            ("answers_short", tokens < self.min_tokens),
+            ("answers_long", self.max_tokens is not None and tokens > self.max_tokens),
+            ("answers_repeated", answer.text in earlier),
+        )
+        return next((name for name, holds in checks if holds), None)
 
 
 class PairReport(Frozen):
-    """Counts of prompts unless noted otherwise: prompts = pairs + ties + identical + unjudged + too_long."""
+    """Counts of prompts unless noted otherwise: prompts = pairs + ties + identical + filtered + unjudged + too_long."""
 
     prompts: int
     pairs: int
@@ -77,6 +104,16 @@ class PairReport(Frozen):
     """Fewer than two answers could be judged."""
     too_long: int = 0
     """Did not fit into a row."""
+    filtered: int = 0
+    """Fewer than two answers passed the filters."""
+    held_out: int = 0
+    """Pairs that are not trained on, for the preference accuracy; they are among `pairs`."""
+    answers_empty: int = 0
+    """Number of answers, like the following counts: each is counted under the first filter that drops it."""
+    answers_truncated: int = 0
+    answers_short: int = 0
+    answers_long: int = 0
+    answers_repeated: int = 0
     answers_unjudged: int
     """Number of answers."""
     chosen_truncated: int
@@ -90,35 +127,61 @@ class PairReport(Frozen):
 
 
 def choose_pairs(
-    candidates: Sequence[Candidates], scores: Sequence[Sequence[Score]], tie_margin: float = 0.0
+    candidates: Sequence[Candidates],
+    scores: Sequence[Sequence[Score]],
+    tie_margin: float = 0.0,
+    filters: CandidateFilters = CandidateFilters(),  # noqa: B008 (frozen)
 ) -> tuple[list[Preference], PairReport]:
     if tie_margin < 0:
         raise ConfigError(f"tie_margin is {tie_margin}; expected 0 or more")
-    counts = {"ties": 0, "identical": 0, "unjudged": 0}
+    counts = Counter({"ties": 0, "identical": 0, "unjudged": 0})
     chosen: list[Preference] = []
     for one, own in zip(candidates, scores, strict=True):
-        scored = _scored_answers(one, own)
+        scored, reasons = _scored_answers(one, own, filters)
+        counts.update(reasons)
         if len(scored) < 2:
-            counts["unjudged"] += 1
-        elif len({answer.text for answer, _ in scored}) < 2:
-            counts["identical"] += 1
+            counts[_no_pair_reason(len(scored), reasons)] += 1
         else:
             best, worst = max(scored, key=lambda pair: pair[1]), min(scored, key=lambda pair: pair[1])
             if best[1] - worst[1] <= tie_margin:
                 counts["ties"] += 1
             else:
-                chosen.append(Preference(one.prompt, best[0], worst[0]))
-    return chosen, _report(candidates, scores, chosen, counts)
+                chosen.append(Preference(one.prompt, best[0], worst[0], best[1], worst[1]))
+    return chosen, _report(candidates, scores, chosen, counts, filters)
+
+
+def _no_pair_reason(usable: int, dropped: Counter[str]) -> str:
+    if usable == 1 and set(dropped) == {"answers_repeated"}:
+        return "identical"
+    return "filtered" if dropped else "unjudged"
 
 
 def encode_pairs(
     tokenizer: Any, preferences: Sequence[Preference], report: PairReport, max_tokens: int
-) -> tuple[list[Pair], PairReport]:
+) -> tuple[list[tuple[Preference, Pair]], PairReport]:
     """Pairs in the student's tokens; those whose row (prompt and both answers) is too long are dropped and counted."""
-    pairs = [pair for pair in _encoded(tokenizer, preferences) if pair.tokens <= max_tokens]
+    both = zip(preferences, _encoded(tokenizer, preferences), strict=True)
+    pairs = [(one, pair) for one, pair in both if pair.tokens <= max_tokens]
     dropped = len(preferences) - len(pairs)
     update = {"pairs": len(pairs), "too_long": report.too_long + dropped}
     return pairs, report.model_copy(update=update)
+
+
+def readable_pair(one: Preference, split: str) -> dict[str, Any]:
+    """A pair as people and other tools read it: TRL's preference type, with the scores of the judge."""
+    messages = as_messages(one.prompt)
+
+    def answer(text: str) -> Any:
+        return text if messages is None else [{"role": "assistant", "content": text}]
+
+    scores = {"score_chosen": one.chosen_score, "score_rejected": one.rejected_score}
+    return {
+        "prompt": one.prompt if messages is None else messages,
+        "chosen": answer(one.chosen.text),
+        "rejected": answer(one.rejected.text),
+        **{name: score for name, score in scores.items() if score is not None},
+        "split": split,
+    }
 
 
 def _encoded(tokenizer: Any, preferences: Sequence[Preference]) -> Iterator[Pair]:
@@ -130,21 +193,29 @@ def _encoded(tokenizer: Any, preferences: Sequence[Preference]) -> Iterator[Pair
         yield Pair(np.array(encode_prompt(tokenizer, one.prompt), np.int64), chosen, rejected)
 
 
-def _scored_answers(one: Candidates, scores: Sequence[Score]) -> list[tuple[Completion, float]]:
-    """Answers with a score, except empty truncated ones: they have no token to learn from."""
-    both = zip(one.answers, scores, strict=True)
-    return [
-        (answer, score)
-        for answer, score in both
-        if score is not None and np.isfinite(score) and (answer.text or answer.finish_reason == "stop")
-    ]
+def _scored_answers(
+    one: Candidates, scores: Sequence[Score], filters: CandidateFilters
+) -> tuple[list[tuple[Completion, float]], Counter[str]]:
+    """Answers with a score that pass the filters, and why the others do not."""
+    kept: list[tuple[Completion, float]] = []
+    dropped: Counter[str] = Counter()
+    for answer, score in zip(one.answers, scores, strict=True):
+        if score is None or not np.isfinite(score):
+            continue
+        reason = filters.drop_reason(answer, [earlier.text for earlier, _ in kept])
+        if reason is None:
+            kept.append((answer, score))
+        else:
+            dropped[reason] += 1
+    return kept, dropped
 
 
 def _report(
     candidates: Sequence[Candidates],
     scores: Sequence[Sequence[Score]],
     pairs: Sequence[Preference],
-    counts: dict[str, int],
+    counts: Mapping[str, int],
+    filters: CandidateFilters,
 ) -> PairReport:
     chosen = np.array([one.chosen.tokens for one in pairs], float)
     rejected = np.array([one.rejected.tokens for one in pairs], float)
@@ -157,16 +228,18 @@ def _report(
         chosen_tokens_mean=float(chosen.mean()) if len(pairs) else None,
         rejected_tokens_mean=float(rejected.mean()) if len(pairs) else None,
         chosen_longer_share=float((chosen > rejected)[differ].mean()) if differ.any() else None,
-        length_score_correlation=_length_correlation(candidates, scores),
+        length_score_correlation=_length_correlation(candidates, scores, filters),
         **counts,
     )
 
 
-def _length_correlation(candidates: Sequence[Candidates], scores: Sequence[Sequence[Score]]) -> float | None:
+def _length_correlation(
+    candidates: Sequence[Candidates], scores: Sequence[Sequence[Score]], filters: CandidateFilters
+) -> float | None:
     """Each prompt's mean is subtracted first: long answers to hard questions are not a preference for length."""
     lengths, values = [], []
     for one, own in zip(candidates, scores, strict=True):
-        scored = _scored_answers(one, own)
+        scored, _ = _scored_answers(one, own, filters)
         if len(scored) > 1:
             tokens, score = np.array([(answer.tokens, value) for answer, value in scored], float).T
             lengths.append(tokens - tokens.mean())
@@ -261,7 +334,9 @@ def write_pairs(
 _HINTS = {
     "ties": "generate more candidates (generation.answer.n), lower preferences.tie_margin, or use another judge",
     "identical": "generate more candidates (generation.answer.n), or raise generation.answer.temperature",
-    "unjudged": "the judge returned no grade: use a larger judge, another preferences.rubric, or another judge",
+    "filtered": "generate more or longer answers (generation.answer.n, .max_new_tokens), or relax the filters "
+    "preferences.min_tokens, max_tokens, keep_truncated",
+    "unjudged": "the judge returned no grade: use a larger judge (preferences.judge.model), another rubric or judge",
     "too_long": "raise data.row_length, or lower generation.answer.max_new_tokens",
 }
 

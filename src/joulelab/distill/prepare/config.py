@@ -13,9 +13,10 @@ from pydantic import Field
 
 from joulelab import lookup
 from joulelab.data import sources
+from joulelab.data.labeled_text import check_columns
 from joulelab.data.masking import counts_file
 from joulelab.data.splits import parse_split
-from joulelab.data.text import DEFAULT_MIN_CHARS, check_source
+from joulelab.data.text import DEFAULT_MIN_CHARS
 from joulelab.data.token_store import find_store, is_pickle, open_store
 from joulelab.data.tokenize import Family
 from joulelab.errors import ConfigError, NotFoundError
@@ -205,7 +206,7 @@ class PrepareReviewsSpec(PrepareSpec):
 
     def preflight(self) -> None:
         super().preflight()
-        check_source(self.source, self.subset)
+        check_columns(self.source, self.subset)
         sources.parse(self.tokenizer)
 
 

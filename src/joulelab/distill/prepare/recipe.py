@@ -18,12 +18,13 @@ import numpy as np
 
 from joulelab.data import sources
 from joulelab.data.inputs import origin_note
-from joulelab.data.labeled_text import limited_parts, load_reviews, save_parts
+from joulelab.data.labeled_rows import WantedTokens
 from joulelab.data.masking import count_tokens, read_counts, write_counts
 from joulelab.data.splits import parse_split
 from joulelab.data.text import DumpCounts, dump, open_documents, read_dump
 from joulelab.data.token_store import is_pickle, is_store, open_store
-from joulelab.data.tokenize import binarize, convert_token_pickle, describe, usual_workers
+from joulelab.data.tokenize import TruncatingEncoder, binarize, convert_token_pickle, describe, usual_workers
+from joulelab.data.tokenized_text import limited_parts, load_reviews, save_parts, write_tokenization
 from joulelab.distill.prepare.config import (
     BinarizeSpec,
     DumpSpec,
@@ -187,28 +188,29 @@ def run_prepare_reviews(run: RunContext) -> None:
     spec = runner.spec
 
     def write(folder: Path, stage: Stage) -> None:
-        reviews = load_reviews(spec.source, spec.subset, spec.class_names)
+        encode = TruncatingEncoder(load_tokenizer(spec.tokenizer), spec.max_length)
+        reviews = load_reviews(spec.source, spec.subset, spec.class_names, runner.reading)
         for note in reviews.notes:
             run.progress.write(note)
         for warning in reviews.warnings:
             run.warn(warning)
-        tokenizer = load_tokenizer(spec.tokenizer)
         parts = limited_parts(reviews, spec.limit_train, spec.limit_eval)
-        (folder / _REVIEWS).mkdir()
-        rows = save_parts(
-            folder / _REVIEWS,
-            parts,
-            lambda texts: tokenizer(texts, truncation=True, max_length=spec.max_length)["input_ids"],
-            spec.save_format,
-            spec.batch_size,
-            lambda samples, tokens: stage.count(samples=samples, tokens=tokens),
-        )
+        total = len(parts.train) + len(parts.validation) + len(parts.test)
+
+        def count(samples: int, tokens: int) -> None:
+            stage.count(samples=samples, tokens=tokens)
+            run.progress.advance(samples, f"{samples:,} of {total:,} reviews, {tokens:,} tokens")
+            run.stop.check()
+
+        made = folder / _REVIEWS
+        made.mkdir()
+        rows = save_parts(made, parts, encode, spec.save_format, spec.batch_size, count)
+        write_tokenization(made, spec.tokenizer, WantedTokens(encode.sha256, spec.max_length))
         write_json(folder / _REVIEW_ROWS, rows)
 
     chosen = {"source", "subset", "max_length", "limit_train", "limit_eval", "class_names", "save_format"}
     inputs = {**spec.model_dump(mode="json", include=chosen), "tokenizer": weights_identity(spec.tokenizer)}
-    if sources.parse(spec.source).kind != "sample":
-        inputs["splits"] = "own"  # artifacts of earlier releases merged the splits of a source
+    inputs["format"] = 2  # folders of earlier releases do not state their tokenizer
     made = runner.make(
         "reviews", PREPROCESS, write,
         kind="prepared-reviews",

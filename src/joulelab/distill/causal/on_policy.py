@@ -1,0 +1,437 @@
+"""On-policy distillation: every k steps the student writes completions, the teacher scores their tokens, and the next k
+steps train on them (GKD, Agarwal et al., 2024; MiniLLM, Gu et al., 2024).
+
+    student.generate   a copy of the student gets its current weights and answers the prompts of the round
+    teacher.score      the teacher reads these rows; its hidden states stay on the device
+    student.train      k steps of a divergence per token against the teacher's distributions
+
+Both stages suspend student.train, so that each has its own energy. The rows of a round are fixed by the seed, the
+prompts and the weights at its start. Completions are kept on disk until the training ends: a run that is resumed in
+the middle of a round trains on the tokens that the killed one had written.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from joulelab import clock
+from joulelab.data.chat.encoding import DocumentList, EncodedDocument, pad_id_of
+from joulelab.data.chat.packing import (
+    CausalBatch,
+    PackedAttention,
+    PackedRows,
+    causal_batch,
+    pack,
+    training_batches,
+)
+from joulelab.distill.causal.generators import (
+    SERVER_KEY,
+    TeacherSource,
+    engine_identity,
+    local_generator,
+    server_energy_gap,
+)
+from joulelab.distill.causal.models import CausalContext, lm_head_weight
+from joulelab.distill.causal.objective import StudentSetup, Targets, TokenObjective, TrainingData
+from joulelab.distill.causal.server_teacher import ServerTeacher
+from joulelab.distill.causal.teacher import live_teacher, refuse_unknown_energy, training_prompts
+from joulelab.distill.logit_cache.kd_loss import KdLoss, target_positions
+from joulelab.distill.logit_cache.teacher_outputs import LiveTeacher
+from joulelab.distill.preferences.preference_loss import TargetLogProbabilities
+from joulelab.errors import JoulelabError
+from joulelab.infer.generation.completions import (
+    Completion,
+    GenerationProgress,
+    Prompt,
+    completion_key,
+    encode_prompt,
+    generate_into,
+    read_completions,
+)
+from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.runs.paths import read_json, write_json
+from joulelab.train.budget import Position
+from joulelab.train.training_session import StageOpener
+
+GENERATE, SCORE = ("student.generate", "student", "generate"), ("teacher.score", "teacher", "score")
+
+
+def on_policy_data(
+    context: CausalContext, teacher: TeacherSource, rows: PackedRows | None, setup: StudentSetup
+) -> TrainingData:
+    """Batches that the student writes during training; `rows` are those of `on_policy.other_data`."""
+    spec, policy = context.spec, context.spec.on_policy
+    # Batches of the next round cannot be prepared ahead: they do not exist before its generation.
+    setup = replace(setup, config=setup.config.model_copy(update={"prefetch": 0}))
+    if spec.scores_on_server:
+        scorer: LiveTeacher | ServerTeacher = _server_teacher(context)
+    else:
+        scorer = live_teacher(context, teacher, setup.config.compile)
+    rollouts = Rollouts(context, setup, scorer, rows)
+    loss = KdLoss(0.0, policy.temperature, policy.divergence, spec.chunk, setup.config.compile, policy.beta)
+    objective = TokenObjective(setup.model, setup.attention, loss, _scored_targets)
+    context.run.note(_describe(context))
+    return TrainingData(rollouts, objective, policy.loss_name, setup.config, rollouts.using, rollouts.close)
+
+
+def _server_teacher(context: CausalContext) -> ServerTeacher:
+    spec = context.spec
+    teacher = ServerTeacher(
+        str(spec.teacher.server), spec.teacher.model, spec.on_policy.listed_tokens, context.vocabulary,
+        spec.energy.gpus, os.environ.get(SERVER_KEY),
+    )  # fmt: skip
+    gap = teacher.energy_gap or server_energy_gap(context)
+    if gap:
+        context.run.warn(f"{SCORE[0]}: {gap}")
+        context.run.unmetered_work(f"{SCORE[0]} on {teacher.identity}", gap)
+        refuse_unknown_energy(spec, gap)
+    return teacher
+
+
+def _describe(context: CausalContext) -> str:
+    policy = context.spec.on_policy
+    name = {"forward": "forward KL", "reverse": "reverse KL", "jsd": f"generalized JSD with beta {policy.beta:g}"}
+    others = {"data": "the training documents", "teacher": "the teacher's completions"}[policy.other_data]
+    mixed = f", {100 - 100 * policy.student_share:g} % of the batches from {others}" if policy.student_share < 1 else ""
+    how = "the projection of the teacher's hidden states to logits is part of student.train"
+    if context.spec.scores_on_server:
+        how = (
+            f"{context.spec.teacher.server} lists {policy.listed_tokens} tokens per position, and the rest of the sum "
+            "is estimated from the sampled token, without bias"
+        )
+    return (
+        f"on-policy distillation: {name[policy.divergence]} per token, weights synchronized every {policy.sync_every} "
+        f"steps{mixed}; {how}"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredBatch(CausalBatch):
+    """A batch on its device with the teacher's targets."""
+
+    targets: Targets
+
+
+def _scored_targets(batch: CausalBatch) -> Targets:
+    assert isinstance(batch, ScoredBatch)
+    return batch.targets
+
+
+class StudentCopy:
+    """A copy of the student for generation, without gradients and in the precision of its computation.
+
+    A copy, because the trained model may be compiled or wrapped, and because decoding in float32 would take twice the
+    memory traffic of bf16. Its tensors stay the same objects, so a decoder that refers to them never sees old weights.
+    """
+
+    def __init__(self, setup: StudentSetup, device: torch.device) -> None:
+        halves = {"bf16": torch.bfloat16, "fp16": torch.float16} if device.type == "cuda" else {}
+        dtype = halves.get(setup.config.precision, torch.float32)
+        # Each weight is cast while it is copied: a second model in float32 may not fit into memory.
+        self._source = list(setup.model.parameters())
+        copies = {
+            id(weight): nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
+            for weight in self._source
+        }
+        self.model: nn.Module = copy.deepcopy(setup.model, dict(copies)).eval()
+        if setup.attention.by_bounds:
+            self.model.set_attn_implementation("sdpa")  # type: ignore[operator]
+        self._copies = [copies[id(weight)] for weight in self._source]
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        for copied, weight in zip(self._copies, self._source, strict=True):
+            copied.copy_(weight)
+
+    @torch.no_grad()
+    def log_probabilities(self, batch: CausalBatch, words: int, chunk: int) -> Tensor:
+        """Of the trained tokens of a batch, in reading order: those with which they were sampled, up to rounding."""
+        hidden_BTD = self.model(**PackedAttention(by_bounds=False).inputs(batch), hidden_only=True)
+        order_N, targets_N = target_positions(batch.labels, batch.count)
+        weight_VD = lm_head_weight(self.model)[:words]
+        return TargetLogProbabilities(chunk)(hidden_BTD.flatten(0, 1)[order_N], weight_VD, targets_N)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A prompt of a micro-batch, and the pass over all prompts that it belongs to: a prompt occurs once in a pass."""
+
+    micro_batch: int
+    prompt: Prompt
+    number_of_pass: int
+
+
+class Rollouts:
+    """The batches of an on-policy training (a BatchSource), and the work that makes them (a StepPreparation)."""
+
+    def __init__(
+        self,
+        context: CausalContext,
+        setup: StudentSetup,
+        teacher: LiveTeacher | ServerTeacher,
+        rows: PackedRows | None,
+    ) -> None:
+        spec, config = context.spec, setup.config
+        self._context, self._config, self._teacher = context, config, teacher
+        self._policy, self._ranks = spec.on_policy, context.runner.ranks
+        self._copy = StudentCopy(setup, context.device)
+        self._prompts = [prompt for prompt, _ in training_prompts(context)]
+        self._others = None if rows is None else training_batches(rows, config.batch_size, spec.seed)
+        # So many documents of the largest length fit into a row; best-fit packing never needs more rows than that.
+        documents = config.batch_size * (spec.data.row_length // spec.generation.longest)
+        self._prompts_per_batch = max(1, documents // spec.generation.answer.n)
+        self._folder = context.run.paths.checkpoints / GENERATE[0]
+        self._orders: dict[int, Sequence[int]] = {}
+        self._round = -1
+        self._batches: dict[int, ScoredBatch] = {}
+        self._totals = {"completions": 0, "tokens": 0, "truncated": 0, "scored_rows": 0, "scored_tokens": 0}
+        self._open: StageOpener | None = None
+
+    def using(self, opener: StageOpener) -> Rollouts:
+        """Itself, with the stages of its training."""
+        self._open = opener
+        return self
+
+    def close(self) -> None:
+        """The training has ended: its tokens are not needed any more."""
+        self._batches.clear()
+        self._ranks.barrier()
+        if self._ranks.is_first:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # batches
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Micro-batches of one pass over the prompts."""
+        return max(1, round(len(self._prompts) / (self._prompts_per_batch * self._policy.student_share)))
+
+    def at(self, epoch: int, index: int) -> CausalBatch:
+        return self._batches[epoch * self.batches_per_epoch + index]
+
+    # rounds
+
+    def is_due(self, position: Position) -> bool:
+        return position.step // self._policy.sync_every != self._round
+
+    def prepare(self, position: Position, paused: Callable[[], AbstractContextManager[object]]) -> None:
+        every, is_first = self._policy.sync_every, self._round < 0
+        number, begun = position.step // every, position.step % every
+        if is_first:
+            self._restore(number if begun else number - 1)
+        self._round, self._batches = number, {}
+        left = (every - begun) * self._config.accumulate
+        numbers = [position.drawn + self._ranks.rank + self._ranks.world * place for place in range(left)]
+        own = [at for at in numbers if self._others is None or self._is_students(at)]
+        documents = self._completions(number, own)
+        batches = {at: self._packed(documents[at]) if at in documents else self._other_batch(at) for at in numbers}
+        log_mu = self._sampled_with(number, batches) if isinstance(self._teacher, ServerTeacher) else {}
+        # The student's generation uses its budget; the teacher's work does so only if the settings say so.
+        with nullcontext() if self._context.spec.budget.counts_teacher else paused():
+            self._score(batches, log_mu, repeats=begun > 0)
+        if self._ranks.is_first:
+            write_json(self._totals_file(number), dict(self._totals))
+        self._report()
+
+    def _restore(self, last: int) -> None:
+        """Counts of earlier attempts up to round `last`. Later rounds were after the checkpoint: the training is
+        repeated from there, and so is their generation."""
+        if self._totals_file(last).exists():
+            self._totals = read_json(self._totals_file(last))
+        if self._ranks.is_first:
+            for path in self._folder.glob("round-*"):
+                if int(path.stem.split("-")[1]) > last:
+                    path.unlink()
+        self._ranks.barrier()
+
+    def _is_students(self, number: int) -> bool:
+        """Drawn by seed and number alone, as resume and any number of ranks need it."""
+        chance = np.random.default_rng([self._context.spec.seed, 1, number]).random()
+        return bool(chance < self._policy.student_share)
+
+    # student.generate
+
+    def _completions(self, number: int, micro_batches: Sequence[int]) -> dict[int, list[EncodedDocument]]:
+        """Documents of prompt and completion for each of these micro-batches."""
+        requests = [request for at in micro_batches for request in self._requests(at)]
+        step = number * self._policy.sync_every
+        identity = engine_identity(self._context.spec, f"{self._context.run.paths.run_id} at step {step}")
+        by_pass: dict[int, list[_Request]] = {}
+        for request in requests:
+            by_pass.setdefault(request.number_of_pass, []).append(request)
+        files = sorted(self._folder.glob(f"round-{number:06d}-*.jsonl"))
+        known = read_completions(*files)
+        documents: dict[int, list[EncodedDocument]] = {at: [] for at in micro_batches}
+        found: list[tuple[_Request, list[Completion]]] = []
+        missing: list[tuple[GenerationSettings, list[_Request]]] = []
+        for number_of_pass, some in by_pass.items():
+            settings = self._settings(number_of_pass)
+            keys = [completion_key(identity, settings, request.prompt) for request in some]
+            if all(key in known for key in keys):
+                found += [(request, known[key]) for request, key in zip(some, keys, strict=True)]
+            else:
+                missing.append((settings, some))
+        if missing:
+            found += self._generate(number, identity, missing)
+        for request, answers in found:
+            documents[request.micro_batch] += [self._document(request.prompt, answer) for answer in answers]
+        return documents
+
+    def _requests(self, micro_batch: int) -> list[_Request]:
+        first, count = micro_batch * self._prompts_per_batch, self._prompts_per_batch
+        found = []
+        for place in range(first, first + count):
+            number_of_pass, at = divmod(place, len(self._prompts))
+            found.append(_Request(micro_batch, self._prompts[self._order(number_of_pass)[at]], number_of_pass))
+        return found
+
+    def _order(self, number_of_pass: int) -> Sequence[int]:
+        """The prompts of a pass in random order."""
+        if number_of_pass not in self._orders:
+            random = np.random.default_rng([self._context.spec.seed, 2, number_of_pass])
+            self._orders = {number_of_pass: random.permutation(len(self._prompts)).tolist()}
+        return self._orders[number_of_pass]
+
+    def _settings(self, number_of_pass: int) -> GenerationSettings:
+        """Each pass samples with other random numbers."""
+        answer = self._context.spec.generation.answer
+        state = np.random.SeedSequence([self._context.spec.seed, answer.seed, number_of_pass]).generate_state(1)
+        return answer.model_copy(update={"seed": int(state[0])})
+
+    def _generate(
+        self, number: int, identity: str, work: Sequence[tuple[GenerationSettings, list[_Request]]]
+    ) -> list[tuple[_Request, list[Completion]]]:
+        context, ranks = self._context, self._ranks
+        assert self._open is not None
+        path = self._folder / f"round-{number:06d}-{ranks.rank:04d}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found: list[tuple[_Request, list[Completion]]] = []
+        self._return_memory()
+        with self._open(*GENERATE) as stage:
+            self._copy.synchronize()
+
+            def tick(progress: GenerationProgress) -> None:
+                before = sum(len(answers) for _, answers in found)
+                context.run.progress.advance(before + progress.answers, f"{progress.generated_tokens:,} tokens")
+                if ranks.world == 1:  # other ranks would wait for this one
+                    context.run.stop.check()
+
+            for settings, requests in work:
+                prompts = [request.prompt for request in requests]
+                generator = local_generator(
+                    context, self._copy.model, identity, settings, self._policy.batch_size, prompts
+                )
+                answers = generate_into(path, generator, prompts, tick)
+                found += list(zip(requests, answers, strict=True))
+            every = [answer for _, answers in found for answer in answers]
+            if any(not answer.ids for answer in every):
+                raise JoulelabError(
+                    "the engine returned completions without their tokens, which on-policy trains on",
+                    "use generation.engine=builtin",
+                )
+            truncated = sum(answer.finish_reason == "length" for answer in every)
+            self._add(completions=len(every), tokens=sum(len(answer.ids) for answer in every), truncated=truncated)
+            stage.count(samples=self._totals["completions"], tokens=self._totals["tokens"])
+        self._return_memory()
+        return found
+
+    def _return_memory(self) -> None:
+        """Training and the decoder take turns: what torch keeps for one is not free for the other's estimate."""
+        if self._context.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _document(self, prompt: Prompt, answer: Completion) -> EncodedDocument:
+        start = encode_prompt(self._context.tokenizer, prompt)
+        ids = np.array([*start, *answer.ids], dtype=np.int64)
+        return EncodedDocument(ids, np.arange(len(ids)) >= len(start))
+
+    def _sampled_with(self, number: int, batches: Mapping[int, CausalBatch]) -> dict[int, Tensor]:
+        """Log-probability of every token at the time of sampling. Kept on disk: after a resume the weights of the
+        round's start are gone."""
+        assert self._open is not None
+        path = self._folder / f"round-{number:06d}-{self._ranks.rank:04d}.pt"
+        kept: dict[int, Tensor] = torch.load(path, weights_only=True) if path.exists() else {}
+        if not batches.keys() <= kept.keys():
+            words, chunk = self._context.vocabulary, self._context.spec.chunk
+            with self._open(*GENERATE):
+                kept = {
+                    at: self._copy.log_probabilities(batch.to(self._context.device), words, chunk).cpu()
+                    for at, batch in batches.items()
+                }
+                torch.save(kept, path.with_suffix(".tmp"))
+                path.with_suffix(".tmp").replace(path)
+        return kept
+
+    # rows
+
+    def _packed(self, documents: list[EncodedDocument]) -> CausalBatch:
+        context = self._context
+        packed = pack(DocumentList(documents, pad_id_of(context.tokenizer)), context.spec.data.row_length, seed=0)
+        rows = len(packed)
+        if self._config.compile != "off":
+            # Every number of rows would be compiled separately; rows without a document fill the batch.
+            rows = self._config.batch_size
+            last = np.full(rows - len(packed), packed.first_pieces[-1])
+            packed = replace(packed, first_pieces=np.concatenate([packed.first_pieces, last]))
+        return causal_batch(packed, np.arange(rows, dtype=np.int64))
+
+    def _other_batch(self, number: int) -> CausalBatch:
+        assert self._others is not None
+        return self._others.at(*divmod(number, self._others.batches_per_epoch))
+
+    # teacher.score
+
+    def _score(self, batches: Mapping[int, CausalBatch], log_mu: Mapping[int, Tensor], repeats: bool) -> None:
+        """`repeats`: the round was scored before the run was interrupted, so this is the start-up of its resume."""
+        context = self._context
+        assert self._open is not None
+        with self._open(*SCORE) as stage:
+            begin_ns = clock.now().mono_ns
+            for number, batch in batches.items():
+                moved = batch.to(context.device)
+                own = {field.name: getattr(moved, field.name) for field in fields(CausalBatch)}
+                if isinstance(self._teacher, ServerTeacher):
+                    stop = context.run.stop.check if self._ranks.world == 1 else lambda: None
+                    targets: Targets = self._teacher.targets(batch, log_mu[number], context.device, stop)
+                else:
+                    targets = self._teacher.targets(moved)
+                self._batches[number] = ScoredBatch(**own, targets=targets)
+                context.run.progress.advance(len(self._batches))
+            if context.device.type == "cuda":
+                torch.cuda.synchronize(context.device)  # queued work belongs to this stage
+            if repeats:
+                context.run.note_setup("load", begin_ns, clock.now().mono_ns)
+            else:
+                rows, tokens = sum(one.samples for one in batches.values()), sum(one.tokens for one in batches.values())
+                self._add(scored_rows=rows, scored_tokens=tokens)
+            stage.count(samples=self._totals["scored_rows"], tokens=self._totals["scored_tokens"])
+
+    # counts
+
+    def _add(self, **counts: int) -> None:
+        """Counts of all ranks."""
+        sums = self._ranks.sum([float(value) for value in counts.values()])
+        for name, value in zip(counts, sums, strict=True):
+            self._totals[name] += int(value)
+
+    def _totals_file(self, number: int) -> Path:
+        return self._folder / f"round-{number:06d}.json"
+
+    def _report(self) -> None:
+        totals, report = self._totals, self._context.runner.report
+        count = max(1, totals["completions"])
+        report("student.generate.generated_tokens", float(totals["tokens"]))
+        report("student.generate.completions", float(totals["completions"]))
+        report("student.generate.tokens_per_completion", totals["tokens"] / count)
+        report("student.generate.truncated_share", totals["truncated"] / count)
+        report("teacher.score.tokens", float(totals["scored_tokens"]))

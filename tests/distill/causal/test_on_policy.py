@@ -1,0 +1,353 @@
+"""On-policy distillation: GKD's loss, rounds of generation and scoring, mixing, resume, and what is refused."""
+
+import json
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from tiny_llama import make_model, make_tokenizer
+
+from joulelab.data.chat.packing import PackedAttention
+from joulelab.distill.causal import on_policy, server_teacher
+from joulelab.distill.causal.config import CausalTraining, OnPolicy
+from joulelab.distill.causal.objective import StudentSetup
+from joulelab.distill.logit_cache.kd_loss import DenseTargets, KdLoss, TeacherHead
+from joulelab.errors import ConfigError, JoulelabError
+from joulelab.infer.generation.completions import read_completions
+from joulelab.runs.artifacts import read_bill
+from joulelab.runs.context import Stage
+from joulelab.runs.execute import execute
+from joulelab.runs.record import RunRecord
+from joulelab.runs.spec import check
+
+LOSSES = [("forward", 0.0), ("reverse", 1.0), ("jsd", 0.1), ("jsd", 0.5), ("jsd", 0.9)]
+SHORT = {"prompt_tokens": 18}
+
+
+# the loss
+
+
+def gkd_loss(student_NV, teacher_NV, beta, temperature):
+    """Agarwal et al., 2024, eq. 1, mean over positions; beta 0 and 1 are the two KL divergences, as in TRL."""
+    q, p = F.log_softmax(student_NV / temperature, -1), F.log_softmax(teacher_NV / temperature, -1)
+    if beta in (0, 1):
+        first, second = (p, q) if beta == 0 else (q, p)
+        return (first.exp() * (first - second)).sum(-1).mean()
+    m = torch.logaddexp(q + np.log(1 - beta), p + np.log(beta))
+    return (beta * (p.exp() * (p - m)).sum(-1) + (1 - beta) * (q.exp() * (q - m)).sum(-1)).mean()
+
+
+def on_the_same_rows(divergence, beta, temperature, reference):
+    """(value, gradients) of our chunked loss and of a loss over full logits; ours has Hinton's factor T^2."""
+    torch.manual_seed(0)
+    hidden, head = torch.randn(2, 11, 8), 0.3 * torch.randn(37, 8)
+    teacher, teacher_head = torch.randn(2, 11, 12), 0.3 * torch.randn(37, 12)
+    labels = torch.randint(37, (2, 11))
+    labels[:, :4], labels[1, 9:] = -100, -100
+    at = labels[:, 1:] != -100
+    found = []
+    for ours in (True, False):
+        own = [hidden.clone().requires_grad_(), head.clone().requires_grad_()]
+        if ours:
+            targets = DenseTargets(teacher[:, :-1][at], TeacherHead(teacher_head), 37)
+            loss = KdLoss(0.0, temperature, divergence, chunk=5, beta=beta if divergence == "jsd" else 0.5)
+            sums = loss(own[0], own[1], targets, labels)
+            value = sums.loss / sums.count / temperature**2
+        else:
+            value = reference((own[0] @ own[1].T)[:, :-1], (teacher @ teacher_head.T)[:, :-1], labels[:, 1:])
+        found.append([value.detach(), *torch.autograd.grad(value, own)])
+    return found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("divergence", "beta"), LOSSES)
+def test_losses_and_gradients_are_those_of_gkd(divergence, beta, temperature):
+    def reference(student, teacher, labels):
+        return gkd_loss(student[labels != -100], teacher[labels != -100], beta, temperature)
+
+    for one, other in zip(*on_the_same_rows(divergence, beta, temperature, reference), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("divergence", "beta"), LOSSES)
+def test_losses_and_gradients_are_those_of_trl(divergence, beta):
+    pytest.importorskip("trl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # trl.experimental announces that it may change
+        from trl.experimental.gkd.gkd_trainer import GKDTrainer
+
+    def reference(student, teacher, labels):
+        return GKDTrainer.generalized_jsd_loss(student, teacher, labels=labels, beta=beta, temperature=1.3)
+
+    for one, other in zip(*on_the_same_rows(divergence, beta, 1.3, reference), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+# settings
+
+
+def test_presets_set_what_is_not_named():
+    assert OnPolicy(preset="gkd").student_share == 0.5
+    minillm = OnPolicy(preset="minillm")
+    assert (minillm.divergence, minillm.student_share) == ("reverse", 1.0)
+    assert OnPolicy(preset="minillm", divergence="forward").divergence == "forward"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"generation": {**SHORT, "answer": {"do_sample": False, "temperature": 1.0, "n": 1}}}, "do_sample=true"),
+        ({"generation": {"prompt_tokens": 60}}, "up to 72 tokens together, but data.row_length is 64"),
+        ({"on_policy": {"student_share": 0.0}}, "student_share"),
+        ({"on_policy": {"beta": 1.0}}, "beta"),
+        ({"until": "teacher", "shard": "0/2"}, "its work cannot be sharded"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(lab, changes, text):
+    with pytest.raises(ConfigError, match=text):
+        check(lab.settings("on-policy", **{"generation": SHORT, **changes}))
+
+
+# the copy that generates
+
+
+def test_the_copy_for_generation_has_the_weights_of_the_last_synchronization():
+    model = make_model(make_tokenizer())
+    copied = on_policy.StudentCopy(StudentSetup(model, PackedAttention(False), CausalTraining()), torch.device("cpu"))
+    weights = [weight.data_ptr() for weight in copied.model.parameters()]
+    ids = torch.tensor([[9, 10, 11]])
+    with torch.no_grad():
+        before = model(ids).logits.clone()
+        for weight in model.parameters():
+            weight.mul_(1.1)
+        assert torch.equal(copied.model(ids).logits, before)  # training does not change it
+        copied.synchronize()
+        assert torch.equal(copied.model(ids).logits, model(ids).logits)
+    # a captured graph refers to the tensors: they must be the same ones
+    assert [weight.data_ptr() for weight in copied.model.parameters()] == weights
+    assert copied.model.lm_head.weight is copied.model.model.embed_tokens.weight
+    assert not any(weight.requires_grad for weight in copied.model.parameters())
+
+
+# runs
+
+
+def test_generation_and_scoring_have_stages_of_their_own(finished):
+    record, paths = finished["on-policy"]
+    stages = {stage.name: stage for stage in record.stages}
+    assert (stages["student.generate"].role, stages["student.generate"].activity) == ("student", "generate")
+    assert (stages["teacher.score"].role, stages["teacher.score"].activity) == ("teacher", "score")
+    rounds = -(-record.results["student.train.steps"].value // 2)
+    assert len(stages["student.generate"].segments) == len(stages["teacher.score"].segments) == rounds > 1
+    results = record.results
+    assert stages["student.generate"].tokens == results["student.generate.generated_tokens"].value > 0
+    assert stages["student.generate"].samples == results["student.generate.completions"].value
+    # every scored row is trained on, the steps after the budget's end excepted
+    trained = stages["student.train"].tokens + stages["student.train.setup"].tokens
+    assert trained <= stages["teacher.score"].tokens < trained + 2 * 4 * 64
+    assert set(read_bill(paths.artifacts / "final_model").artifact.stages) >= {"student.generate", "teacher.score"}
+    assert any("synchronized every 2 steps" in note.text for note in record.validity.notes)
+    assert not (paths.checkpoints / "student.generate").exists()
+
+
+class Observed:
+    """Micro-batches and rounds of a run."""
+
+    def __init__(self, monkeypatch):
+        self.trained, self.logs = [], {}
+        at, generate = on_policy.Rollouts.at, on_policy.Rollouts._generate
+
+        def observed(rollouts, epoch, index):
+            batch = at(rollouts, epoch, index)
+            self.trained.append((epoch * rollouts.batches_per_epoch + index, batch.ids.tolist()))
+            return batch
+
+        def generated(rollouts, number, identity, work):
+            found = generate(rollouts, number, identity, work)
+            self.logs[number] = [answer.ids for _, answers in found for answer in answers]
+            return found
+
+        monkeypatch.setattr(on_policy.Rollouts, "at", observed)
+        monkeypatch.setattr(on_policy.Rollouts, "_generate", generated)
+
+
+def test_a_killed_run_trains_on_the_same_tokens(lab, finished, tmp_path, monkeypatch):
+    observed, count = Observed(monkeypatch), Stage.count
+    training = {"checkpoint_every_steps": 2}
+    settings = {"on_policy": {"sync_every": 3}, "generation": SHORT, "training": training, "budget": {"tokens": 3600}}
+    store = finished["on-policy"][1].folder.parent
+    whole, _ = lab.run(store, "on-policy", **settings)
+    expected, rounds = dict(observed.trained), dict(observed.logs)
+    paths = lab.paths(store, "on-policy", **settings)
+    # in the middle of a round, after its checkpoint; while the teacher scores; while the student writes
+    for name, last in (("student.train", 5), ("teacher.score", 1), ("student.generate", 1)):
+        seen = []
+
+        def failing(stage, name=name, last=last, seen=seen, **counts):
+            count(stage, **counts)
+            seen.extend([1] if stage.name == name else [])
+            if len(seen) == last and stage.name == name:
+                raise RuntimeError(f"power failure in {name}")
+
+        monkeypatch.setattr(Stage, "count", failing)
+        with pytest.raises(RuntimeError, match=f"power failure in {name}"):
+            execute(paths, lab.listening)
+    monkeypatch.setattr(Stage, "count", count)
+    observed.trained.clear()
+    record = execute(paths, lab.listening)
+    assert {at: ids for at, ids in observed.trained if ids != expected[at]} == {}
+    assert observed.logs == rounds
+    for name in ("student.clm_loss", "student.train.final_loss", "student.train.steps", "teacher.score.tokens"):
+        assert record.results[name].value == pytest.approx(whole.results[name].value, rel=1e-5), name
+    for name in ("student.generate", "teacher.score"):
+        assert record.stage(name).tokens == whole.stage(name).tokens, name
+    assert len(record.attempts) == 4 and "student.generate.repeated" in {stage.name for stage in record.stages}
+
+
+def test_a_share_of_the_batches_comes_from_the_teachers_completions(lab, finished, monkeypatch):
+    observed = Observed(monkeypatch)
+    store = finished["on-policy"][1].folder.parent
+    mixed = {"preset": "minillm", "student_share": 0.5, "other_data": "teacher", "sync_every": 3}
+    record, _ = lab.run(store, "on-policy", generation={**SHORT, "keep_truncated": True}, on_policy=mixed)
+    written = {ids for some in observed.logs.values() for ids in some}
+    is_students = []
+    for _, rows in observed.trained:
+        text = "".join(f",{token}" for row in rows for token in row) + ","
+        is_students.append(any("".join(f",{token}" for token in ids) + "," in text for ids in written if len(ids) > 3))
+    assert 0 < sum(is_students) < len(is_students)
+    assert record.stage("teacher.score").samples > record.stage("student.generate").samples / 2
+    assert "data.synthetic" in {stage.name for stage in record.stages}
+    assert any("50 % of the batches from the teacher's completions" in note.text for note in record.validity.notes)
+
+
+def test_the_energy_budget_counts_generation_and_not_the_teacher(lab, finished, monkeypatch):
+    """By the budget's own readings: paused while the teacher scores, running while the student writes."""
+    paused = []
+    generate, score = on_policy.Rollouts._generate, on_policy.Rollouts._score
+    budgets = []
+    from joulelab.train.budget import Budget
+
+    start = Budget.start
+    monkeypatch.setattr(Budget, "start", lambda budget: (budgets.append(budget), start(budget))[1])
+
+    def watching(name, function):
+        def watched(rollouts, *arguments, **named):
+            paused.append((name, budgets[-1]._before_pause is not None))
+            return function(rollouts, *arguments, **named)
+
+        return watched
+
+    monkeypatch.setattr(on_policy.Rollouts, "_generate", watching("generate", generate))
+    monkeypatch.setattr(on_policy.Rollouts, "_score", watching("score", score))
+    store, budget = finished["on-policy"][1].folder.parent, {"tokens": 2400, "energy_j": 1e6}
+    short = {"generation": SHORT, "training": {"budget_counts_estimates": True}, "start": None}
+    lab.run(store, "on-policy", budget=budget, **short)
+    assert set(paused) == {("generate", False), ("score", True)}
+    paused.clear()
+    lab.run(store, "on-policy", budget={**budget, "counts_teacher": True}, **short)
+    assert set(paused) == {("generate", False), ("score", False)}
+
+
+def test_prompts_of_a_pass_are_answered_once_and_differently_in_the_next(lab, finished, tmp_path, monkeypatch):
+    kept = {}
+    close = on_policy.Rollouts.close
+
+    def keep(rollouts):
+        for path in rollouts._folder.glob("round-*.jsonl"):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            kept[path.name] = [(str(line["prompt"]), line["answers"][0]["ids"]) for line in lines]
+            assert len(read_completions(path)) == len(lines)
+        close(rollouts)
+
+    monkeypatch.setattr(on_policy.Rollouts, "close", keep)
+    store = finished["on-policy"][1].folder.parent
+    lab.run(store, "on-policy", generation=SHORT, on_policy={"sync_every": 3})
+    answers = [pair for lines in kept.values() for pair in lines]
+    prompts = [prompt for prompt, _ in answers]
+    assert max(prompts.count(prompt) for prompt in prompts) > 1  # 12 prompts, several passes
+    repeated = {prompt for prompt in prompts if prompts.count(prompt) > 1}
+    assert all(len({tuple(ids) for one, ids in answers if one == prompt}) > 1 for prompt in repeated)
+
+
+# a teacher behind a server
+
+WHOLE = {**SHORT, "answer": {"temperature": 1.0, "n": 2}}
+
+
+def test_a_server_that_lists_all_tokens_teaches_as_a_live_teacher_and_fewer_tokens_are_near(lab, finished):
+    from openai_server import serving
+
+    store, policy = finished["on-policy"][1].folder.parent, {"sync_every": 3}
+    live, _ = lab.run(store, "on-policy", generation=WHOLE, on_policy=policy)
+    with serving(lab.teacher) as (address, _):
+        teacher = {"server": address}
+        every, _ = lab.run(
+            store, "on-policy", generation=WHOLE, on_policy={**policy, "listed_tokens": 32}, teacher=teacher
+        )
+        some, paths = lab.run(
+            store, "on-policy", generation=WHOLE, on_policy={**policy, "listed_tokens": 3}, teacher=teacher
+        )
+    for name in ("student.train.final_loss", "student.generate.generated_tokens"):
+        assert every.results[name].value == pytest.approx(live.results[name].value, rel=1e-3), name
+    lines = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["stage"] == "student.train" and "loss" in line]
+    assert losses and all(np.isfinite(losses))
+    notes = [note.text for note in some.validity.notes]
+    assert any("lists 3 tokens per position" in text and "without bias" in text for text in notes)
+    # no sensor here includes the server: its energy is missing, not 0
+    assert any(text.startswith("warning: teacher.score: no sensor") for text in lab.listening.messages)
+    assert any(one.name.startswith(f"teacher.score on {address}") for one in some.lineage)
+
+
+def test_a_server_without_scores_and_settings_that_would_be_biased_are_refused(lab):
+    server = {"server": "http://127.0.0.1:9/v1"}
+    for changes, text in (
+        ({"generation": {**SHORT, "answer": {"temperature": 0.8}}}, "whole distribution"),
+        ({"generation": WHOLE, "on_policy": {"student_share": 0.5}}, "on_policy.student_share=1"),
+        ({"generation": WHOLE, "on_policy": {"temperature": 2.0}}, "on_policy.temperature=1"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            check(lab.settings("on-policy", teacher={**server, "model": str(lab.teacher)}, **changes))
+    with pytest.raises(ConfigError, match="cannot score the student's tokens: no server answers at"):
+        server_teacher.require_scores(server["server"], "tiny", 3, None)
+    for reply, text in (
+        ({"choices": [{"text": ""}]}, "no prompt_logprobs for a text of 2 tokens"),
+        ({"choices": [{"prompt_logprobs": [None]}]}, "of 1 tokens for a text of 2"),
+        ({"choices": [{"prompt_logprobs": [None, {"7": {"logprob": -0.1}}]}]}, "lack token 9"),
+    ):
+        with pytest.raises(JoulelabError, match=text):
+            server_teacher._read_scores(reply, [8, 9], 1, 32)
+
+
+def test_the_list_does_not_depend_on_the_sampled_token():
+    def listed(token):
+        scores = {"7": -0.1, "5": -1.0, **({} if token in (5, 7) else {str(token): -3.0})}
+        position = {one: {"logprob": value} for one, value in scores.items()}
+        return server_teacher._read_scores({"choices": [{"prompt_logprobs": [None, position]}]}, [1, token], 2, 32)
+
+    assert {tuple(listed(token).ids_TK[0].tolist()) for token in (5, 7, 9, 11)} == {(7, 5)}
+    assert listed(9).own_log_p_T[0] == pytest.approx(-3.0)
+
+
+@pytest.mark.slow
+def test_two_ranks_write_and_score_their_own_batches(lab, tmp_path):
+    """Two ranks with half the batch each train on the micro-batches that one process with two of them trains on."""
+    changes = {"generation": SHORT, "on_policy": {"sync_every": 2}}
+    alone, _ = lab.run(tmp_path / "one", "on-policy", training={"accumulate": 2}, **changes)
+    settings = {key: value for key, value in lab.settings("on-policy", **changes).items() if key != "name"}
+    (tmp_path / "ranks.yaml").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "joulelab", "run"]
+    command += [str(tmp_path / "ranks.yaml"), "--runs-dir", str(tmp_path / "two"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    record = RunRecord.model_validate_json(done.stdout)
+    for name in ("student.generate", "teacher.score"):
+        assert record.stage(name).tokens == alone.stage(name).tokens > 0, name
+        assert record.stage(name).samples == alone.stage(name).samples, name
+    for name in ("student.train.steps", "student.clm_loss"):
+        assert record.results[name].value == pytest.approx(alone.results[name].value, rel=1e-4), name
