@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulelab.data.batches import BatchStream, batch_order, iterate_in_order, padded_share
-from joulelab.data.labeled_text import LabeledText, TokenizedSet, write
+from joulelab.data.labeled_text import LabeledText
 from joulelab.data.splits import text_id
+from joulelab.data.tokenized_text import TokenizedSet, write
 from joulelab.errors import ConfigError
 
 PAD = 0

@@ -13,19 +13,9 @@ import pyarrow.parquet
 import pytest
 
 from joulelab.data import hub
-from joulelab.data.labeled_text import (
-    LabeledText,
-    TokenizedSet,
-    limited_parts,
-    load,
-    load_reviews,
-    open_set,
-    rows_by_split,
-    save_parts,
-    split,
-    write,
-)
+from joulelab.data.labeled_text import LabeledText, load, rows_by_split, split
 from joulelab.data.splits import text_id
+from joulelab.data.tokenized_text import TokenizedSet, limited_parts, load_reviews, open_set, save_parts, write
 from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, NotFoundError
 
 ROWS = [{"text": "A fine film.", "label": 1}, {"text": "A dull film.", "label": 0}]
@@ -300,7 +290,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     written_set(tmp_path / "set")
     again = open_set(tmp_path / "set")
     assert len(again) == 3
-    assert again.ids == data().ids
+    assert tuple(again.ids) == data().ids
     assert again.labels.tolist() == [0, 1, 0]
     assert again.class_names == ("odd", "even")
     assert again.lengths.tolist() == [3, 5, 8]

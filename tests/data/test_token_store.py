@@ -10,7 +10,6 @@ import pytest
 
 from joulelab.data import token_store as store_module
 from joulelab.data.chat.encoding import DocumentStore
-from joulelab.data.labeled_text import open_set
 from joulelab.data.token_store import (
     BITS,
     MANIFEST,
@@ -25,6 +24,7 @@ from joulelab.data.token_store import (
     write_blocks,
     write_store,
 )
+from joulelab.data.tokenized_text import open_set
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
 
 ROWS = [[101, 7, 102], np.array([101, 8, 9, 102], dtype=np.uint16), [], [101, 102]]

@@ -131,3 +131,113 @@ def test_mistakes_are_refused_before_anything_starts(models, joulelab, tmp_path,
     assert code == 2, out + err
     assert message in err and "Traceback" not in err
     assert not (tmp_path / "store").exists()
+
+
+def test_a_quantized_model_is_evaluated(models, joulelab, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    tokenizer = make_tokenizer()
+    make_model(tokenizer, width=64).save_pretrained(tmp_path / "wide")
+    tokenizer.save_pretrained(tmp_path / "wide")
+    words = ("--data", models / "questions.jsonl", "--precision", "nf4")
+    code, _, err = joulelab("evaluate", tmp_path / "wide", *words, *METER)
+    assert code == 0, err
+    (record,) = runs(tmp_path)
+    assert record.results["model.exact_answers"].trials == 24
+    assert record.stage("evaluate.data").best.energy_j is not None
+
+
+def test_a_format_for_gpus_is_refused_on_a_cpu(models, joulelab, tmp_path, monkeypatch):
+    monkeypatch.setattr("joulelab.lookup.absent_packages", lambda *names: [])
+    words = ("--data", models / "questions.jsonl", "--precision", "int4", "--device", "cpu")
+    code, _, err = joulelab("evaluate", models / "counts", *words)
+    assert code == 2 and "int4 weights need an NVIDIA GPU" in err and not runs(tmp_path)
+
+
+@pytest.fixture
+def scripted_judge(monkeypatch):
+    """A judge that says what it is told to; everything else is the product's."""
+    from joulelab.evaluate import judged_answers
+    from joulelab.infer.generation.completions import Completion
+
+    class Scripted:
+        def __init__(self, *replies):
+            self.replies, self.prompts = list(replies), []
+
+        def generate(self, prompts):
+            self.prompts += prompts
+            for _ in prompts:
+                yield [Completion(self.replies.pop(0), (), "stop", 1)]
+
+    def install(*replies):
+        judge = Scripted(*replies)
+        monkeypatch.setattr(judged_answers, "_load_judge", lambda run, spec, device: (judge, True))
+        return judge
+
+    return install
+
+
+def test_a_judge_grades_every_turn_as_in_mt_bench(models, joulelab, tmp_path, scripted_judge):
+    judge = scripted_judge("7", "Rating: 9", "no idea", "3")
+    rows = [{"question_id": 1, "turns": ["w1 w2", "w5 w6"]}, {"question_id": 2, "turns": ["w3", "w4"]}]
+    (tmp_path / "bench.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--data", tmp_path / "bench.jsonl", "--judge", models / "random", "--max-new-tokens", 4]
+    code, _, err = joulelab("evaluate", models / "counts", *words, *METER)
+    assert code == 0, err
+    (record,) = runs(tmp_path)
+    stages = {stage.name: stage.activity for stage in record.stages if stage.role == "evaluation"}
+    assert stages == {"evaluate.answers": "generate", "evaluate.judge": "judge"}
+    assert record.results["model.judge.grade"].value == pytest.approx((7 + 9 + 3) / 3)
+    assert record.results["model.judge.grade"].standard_error is not None
+    assert record.results["model.judge.unjudged"].value == 1
+    kept = json.loads((tmp_path / "store" / record.run_id / "artifacts/model-quality/judged.json").read_text())
+    assert [item["verdicts"] for item in kept["items"]] == [[7.0, 9.0], [None, 3.0]]
+    second = judge.prompts[1][0]["content"]
+    assert "w1 w2" in second and kept["items"][0]["given"][0] in second, "the judge reads the conversation so far"
+
+
+def test_a_judge_compares_with_references_in_both_orders_as_in_alpaca_eval(models, joulelab, tmp_path, scripted_judge):
+    scripted_judge("A", "B", "A", "A", "B", "A")  # wins in both orders, depends on the order, loses in both
+    rows = [{"instruction": f"w{k} w{k + 1}", "output": "w9"} for k in range(3)]
+    (tmp_path / "bench.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--data", tmp_path / "bench.jsonl", "--judge", models / "random", "--max-new-tokens", 4]
+    code, _, err = joulelab("evaluate", models / "counts", *words, *METER)
+    assert code == 0, err
+    (record,) = runs(tmp_path)
+    kept = json.loads((tmp_path / "store" / record.run_id / "artifacts/model-quality/judged.json").read_text())
+    assert [item["verdicts"] for item in kept["items"]] == [[1.0], [0.5], [0.0]]
+    assert record.results["model.judge.win_rate"].value == 0.5
+
+
+def test_a_local_judge_without_a_verdict_is_reported_not_guessed(models, joulelab, tmp_path):
+    (tmp_path / "bench.jsonl").write_text(json.dumps({"prompt": "w1 w2"}) + "\n")
+    words = ["--data", tmp_path / "bench.jsonl", "--judge", models / "random", "--max-new-tokens", 4]
+    code, _, err = joulelab("evaluate", models / "counts", *words, *METER)
+    assert code == 0, err
+    (record,) = runs(tmp_path)
+    assert record.results["model.judge.unjudged"].value == 1 and "model.judge.grade" not in record.results
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"x": 1}], "no prompt"),
+        ([{"prompt": "a", "reference": "b"}, {"prompt": "c"}], "1 of 2 rows have a reference"),
+        ([{"turns": ["a", "b"], "reference": "c"}], "several turns"),
+    ],
+)
+def test_files_that_cannot_be_judged_are_refused_without_a_run(models, joulelab, tmp_path, rows, message):
+    (tmp_path / "bench.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--data", tmp_path / "bench.jsonl", "--judge", models / "random"]
+    code, _, err = joulelab("evaluate", models / "counts", *words, *METER)
+    assert code == 2 and message in err, err
+    assert not runs(tmp_path)
+
+
+def test_math_answers_are_compared_as_expressions():
+    pytest.importorskip("math_verify")
+    from joulelab.evaluate.exact_answers import same_answer, same_expression
+
+    assert same_expression(r"We get $x = 2$, so the result is $\boxed{\frac{1}{2}}$.", "0.5")
+    assert same_expression(r"The answer is \boxed{\{2, 1\}}", r"\{1, 2\}")
+    assert not same_expression(r"\boxed{\frac{1}{3}}", "0.5")
+    assert not same_answer(r"\boxed{\frac{1}{2}}", "0.5"), "what the plain comparison cannot see"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from joulelab.data.labeled_text import TokenizedSet
+from joulelab.data.tokenized_text import TokenizedSet
 from joulelab.errors import ConfigError
 
 Rows = NDArray[np.int64]

@@ -1,6 +1,6 @@
 """Text from a file, a folder, a sample or a hub dataset: as tables of columns, or as a stream of documents.
 
-Documents are read one after another, so their total size does not matter.
+Tables are read in batches and documents one after another, so their total size does not matter.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -43,9 +45,12 @@ TEXT_COLUMNS = ("text", "content", "review", "sentence")
 LABEL_COLUMNS = ("label", "labels", "polarity", "sentiment")
 SPLIT_COLUMN = "split"
 TITLE_COLUMN = "title"
+TOKEN_IDS_COLUMN, MASK_COLUMN = "input_ids", "attention_mask"  # of texts that another program tokenized
 _NOT_LABELED = -1  # the hub's convention in the test splits of many datasets
 UNSPLIT = "all"
 _SAVED = ("dataset_dict.json", "dataset_info.json")  # written by `datasets` with save_to_disk
+# A row must fit into one block; the reader has up to nine blocks in memory.
+_CSV_BLOCK_BYTES = 16 * 2**20
 _FEW_VALUES = 50  # a column with at most this many different values may hold labels
 
 
@@ -59,6 +64,47 @@ class Columns:
     @property
     def rows(self) -> int:
         return max((len(values) for values in self.values.values()), default=0)
+
+    def take(self, rows: Sequence[int]) -> Columns:
+        return Columns({name: [values[row] for row in rows] for name, values in self.values.items()}, self.class_names)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table that is read in batches, from its beginning each time."""
+
+    names: tuple[str, ...]
+    batches: Callable[[Sequence[str] | None], Iterator[Columns]]
+    """Rows in order, with these columns or with all."""
+    class_names: tuple[str, ...] | None = None
+
+    @property
+    def header(self) -> Columns:
+        return Columns(dict.fromkeys(self.names, ()), self.class_names)
+
+    def read(self) -> Columns:
+        """All rows, in memory."""
+        values: dict[str, list[Any]] = {name: [] for name in self.names}
+        for batch in self.batches(None):
+            for name, column in values.items():
+                column.extend(batch.values[name])
+        return Columns(values, self.class_names)
+
+    def head(self) -> Columns:
+        """The first rows: all of a file up to a few megabytes."""
+        return next(self.batches(None), self.header)
+
+    def changed(self, change: Callable[[Columns], Columns], needs: str | None = None) -> Table:
+        """Each batch through a function that drops or changes rows; `needs`: a column that it reads."""
+
+        def batches(columns: Sequence[str] | None) -> Iterator[Columns]:
+            read = columns if columns is None or needs is None or needs in columns else [*columns, needs]
+            for batch in self.batches(read):
+                changed = change(batch)
+                kept = changed.values.keys() if columns is None else columns
+                yield replace(changed, values={name: changed.values[name] for name in kept})
+
+        return replace(self, batches=batches)
 
 
 @dataclass(frozen=True)
@@ -91,7 +137,7 @@ BY_NAME = ColumnChoice()
 class TableParts:
     """The splits of a source as they are stored, or one table under `UNSPLIT`."""
 
-    parts: Mapping[str, Columns]
+    parts: Mapping[str, Table]
     names: Mapping[str, str]
     """What error messages call each part."""
     notes: tuple[str, ...] = ()
@@ -100,13 +146,16 @@ class TableParts:
 
 def read_table(source: str, subset: str) -> Columns:
     """A source that is one table."""
-    found = read_parts(source, subset)
+    return only_table(open_parts(source, subset), source).read()
+
+
+def only_table(found: TableParts, source: str) -> Table:
     if len(found.parts) != 1:
         raise ConfigError(f"{source} has the splits {', '.join(found.parts)}; expected one table", "name a single file")
     return next(iter(found.parts.values()))
 
 
-def read_parts(source: str, subset: str, choice: ColumnChoice = BY_NAME) -> TableParts:
+def open_parts(source: str, subset: str, choice: ColumnChoice = BY_NAME) -> TableParts:
     """The source's own splits (files of a folder, splits of a dataset, values of a split column), never merged."""
     found = check_source(source, subset)
     if found.path is None:
@@ -115,7 +164,7 @@ def read_parts(source: str, subset: str, choice: ColumnChoice = BY_NAME) -> Tabl
         config = None if subset == "all" else subset
         return _hub_parts(hub.load_dataset(found.name, config), source, choice)
     if found.kind == "sample":
-        return TableParts({UNSPLIT: _read_sample(found.path, subset)}, {UNSPLIT: source})
+        return TableParts({UNSPLIT: _open_sample(found.path, subset)}, {UNSPLIT: source})
     if found.kind == "file":
         return _file_parts(found.path, source, choice)
     if is_saved_dataset(found.path):
@@ -165,16 +214,14 @@ def column(columns: Columns, candidates: tuple[str, ...]) -> str | None:
     return next((by_name[candidate] for candidate in candidates if candidate in by_name), None)
 
 
-def _read_sample(path: Path, subset: str) -> Columns:
-    rows = _read_csv(path).values
-    kept = [row for row, origin in enumerate(rows["source"]) if origin in REVIEW_SOURCES[subset]]
-    return Columns(
-        {
-            "text": [rows["text"][row].replace("<br />", " ") for row in kept],
-            "label": [rows["label"][row] for row in kept],
-        },
-        class_names=("negative", "positive"),
-    )
+def _open_sample(path: Path, subset: str) -> Table:
+    def of_subset(rows: Columns) -> Columns:
+        kept = [row for row, origin in enumerate(rows.values["source"]) if origin in REVIEW_SOURCES[subset]]
+        chosen = rows.take(kept).values
+        return Columns({**chosen, "text": [text.replace("<br />", " ") for text in chosen.get("text", ())]})
+
+    table = replace(_open_csv(path), class_names=("negative", "positive"))
+    return replace(table.changed(of_subset, needs="source"), names=("text", "label"))
 
 
 def _folder_parts(folder: Path, source: str, choice: ColumnChoice) -> TableParts:
@@ -182,7 +229,7 @@ def _folder_parts(folder: Path, source: str, choice: ColumnChoice) -> TableParts
     files = [
         file
         for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in _READERS and file.is_file() and not file.name.startswith(".")
+        if file.suffix.lower() in _OPENERS and file.is_file() and not file.name.startswith(".")
     ]
     by_split: dict[str, list[Path]] = {}
     for file in files:
@@ -196,70 +243,88 @@ def _folder_parts(folder: Path, source: str, choice: ColumnChoice) -> TableParts
         raise ConfigError(
             f"{folder.absolute()} contains {len(files)} data files ({listed}); "
             "expected one, or files named train, validation and test, or a folder saved by datasets",
-            f"name a single file ({', '.join(_READERS)}), or rename them",
+            f"name a single file ({', '.join(_OPENERS)}), or rename them",
         )
     notes = [f"not read: {', '.join(file.name for file in others[:3])}"] if others else []
-    parts: dict[str, Columns] = {}
+    parts: dict[str, Table] = {}
     for name, shards in by_split.items():
-        read = [file_columns(shard, choice) for shard in shards]
-        parts[name] = _concatenated([columns for columns, _ in read])
-        notes += [note for _, guessed in read for note in guessed]
+        opened = [open_file(shard, choice) for shard in shards]
+        parts[name] = _concatenated([table for table, _ in opened])
+        notes += [note for _, guessed in opened for note in guessed]
     names = {name: ", ".join(str(file) for file in shards[:2]) for name, shards in by_split.items()}
     return TableParts(parts, names, tuple(dict.fromkeys(notes)))
 
 
-def _concatenated(shards: Sequence[Columns]) -> Columns:
+def _concatenated(shards: Sequence[Table]) -> Table:
     if len(shards) == 1:
         return shards[0]
-    shared = [name for name in shards[0].values if all(name in shard.values for shard in shards)]
-    return Columns({name: [value for shard in shards for value in shard.values[name]] for name in shared})
+    shared = tuple(name for name in shards[0].names if all(name in shard.names for shard in shards))
+
+    def batches(columns: Sequence[str] | None) -> Iterator[Columns]:
+        for shard in shards:
+            yield from shard.batches(shared if columns is None else columns)
+
+    return Table(shared, batches)
 
 
 def _file_parts(path: Path, source: str, choice: ColumnChoice) -> TableParts:
-    columns, notes = file_columns(path, choice)
-    name = _split_column(columns, choice, source)
+    table, notes = open_file(path, choice)
+    name, words = _split_column(table, choice, source)
     if name is None:
-        return TableParts({UNSPLIT: columns}, {UNSPLIT: source}, notes)
-    words = [str(value).strip().lower() for value in columns.values[name]]
-    rows: dict[str, list[int]] = {}
-    for row, word in enumerate(words):
-        rows.setdefault(SPLIT_WORDS[word], []).append(row)
-    if "train" not in rows:
+        return TableParts({UNSPLIT: table}, {UNSPLIT: source}, notes)
+    if "train" not in words:
         raise ConfigError(f"{source}: no row of the column '{name}' is train", "mark the training rows with `train`")
-    parts = {
-        part: Columns({key: [values[row] for row in chosen] for key, values in columns.values.items()})
-        for part, chosen in rows.items()
-    }
+    parts = {part: table.changed(partial(_rows_of_split, name, part), needs=name) for part in words}
     return TableParts(parts, {part: f"{source} ({name} {part})" for part in parts}, notes)
 
 
-def _split_column(columns: Columns, choice: ColumnChoice, source: str) -> str | None:
+def _rows_of_split(name: str, part: str, rows: Columns) -> Columns:
+    return rows.take([row for row, value in enumerate(rows.values[name]) if SPLIT_WORDS[_word(value)] == part])
+
+
+def _word(value: object) -> str:
+    return str(value).strip().lower()
+
+
+def _split_column(table: Table, choice: ColumnChoice, source: str) -> tuple[str | None, list[str]]:
+    """The column that assigns each row to a split, and the splits in the order of their first rows."""
     if choice.split is None:
-        name = column(columns, (SPLIT_COLUMN,))
-        known = name is not None and all(str(value).strip().lower() in SPLIT_WORDS for value in columns.values[name])
-        return name if known else None
-    name = chosen_column(columns, choice.split, (SPLIT_COLUMN,), "split", source)
-    odd = next((value for value in columns.values[name] if str(value).strip().lower() not in SPLIT_WORDS), None)
-    if odd is not None:
-        raise ConfigError(
-            f"data.split_column={choice.split}: {source} has the value {odd!r}",
-            f"expected one of {', '.join(SPLIT_WORDS)} in every row",
-        )
-    return name
+        name = column(table.header, (SPLIT_COLUMN,))
+    else:
+        name = chosen_column(table.header, choice.split, (SPLIT_COLUMN,), "split", source)
+    if name is None:
+        return None, []
+    words: dict[str, None] = {}
+    for value in chain.from_iterable(batch.values[name] for batch in table.batches([name])):
+        if _word(value) in SPLIT_WORDS:
+            words[SPLIT_WORDS[_word(value)]] = None
+        elif choice.split is None:
+            return None, []
+        else:
+            raise ConfigError(
+                f"data.split_column={choice.split}: {source} has the value {value!r}",
+                f"expected one of {', '.join(SPLIT_WORDS)} in every row",
+            )
+    return name if words or choice.split is not None else None, list(words)
 
 
 def file_columns(path: Path, choice: ColumnChoice) -> tuple[Columns, tuple[str, ...]]:
+    """All rows of a file, and what was assumed about a CSV file without column names."""
+    table, notes = open_file(path, choice)
+    return table.read(), notes
+
+
+def open_file(path: Path, choice: ColumnChoice) -> tuple[Table, tuple[str, ...]]:
     """The table of a file, and what was assumed about a CSV file without column names."""
     if path.suffix.lower() != ".csv":
-        return _read_file(path), ()
+        return _open_table(path), ()
     if choice.header is not None:
-        return _read_file(path, choice.header), ()
-    columns = _read_file(path)
-    known = column(columns, TEXT_COLUMNS) or (choice.text and column(columns, (str(choice.text).casefold(),)))
-    if known or not _first_row_is_data(columns):
-        return columns, ()
-    columns = _read_file(path, header=False)
-    return _named_by_content(columns, choice, path)
+        return _open_table(path, choice.header), ()
+    table = _open_table(path)
+    known = column(table.header, TEXT_COLUMNS) or (choice.text and column(table.header, (str(choice.text).casefold(),)))
+    if known or not _first_row_is_data(table.head()):
+        return table, ()
+    return _named_by_content(_open_table(path, header=False), choice, path)
 
 
 def _first_row_is_data(columns: Columns) -> bool:
@@ -275,20 +340,34 @@ NO_COLUMN_NAMES = "has no column names"
 """In the note on a CSV file without a header."""
 
 
-def _named_by_content(columns: Columns, choice: ColumnChoice, path: Path) -> tuple[Columns, tuple[str, ...]]:
+def _named_by_content(table: Table, choice: ColumnChoice, path: Path) -> tuple[Table, tuple[str, ...]]:
     """`text` is the column with the longest texts, `label` the one with the fewest values; said in a note."""
+    columns = table.head()
     sizes = {name: sum(len(str(value)) for value in values) for name, values in columns.values.items()}
     names = list(columns.values)
     text = _by_number(choice.text, names) or max(names, key=sizes.__getitem__)
     others = [name for name in names if name != text]
     if not others:
-        return columns, ()
+        return table, ()
     few = min(others, key=lambda name: len({str(value) for value in columns.values[name]}))
     label = _by_number(choice.label, names) or few
     renamed = {text: "text", label: "label"} if choice.text is None and choice.label is None else {}
-    values = {renamed.get(name, name): column for name, column in columns.values.items()}
-    note = f"{path.name} {NO_COLUMN_NAMES}: column {text} is read as the text, column {label} as the label"
-    return Columns(values), (note,)
+    also = ""
+    if renamed and names == [label, "2", text]:  # label, title and text: Amazon's and Yelp's files as published
+        renamed["2"], also = TITLE_COLUMN, ", column 2 as its title"
+    note = f"{path.name} {NO_COLUMN_NAMES}: column {text} is read as the text{also}, column {label} as the label"
+    return _renamed(table, renamed), (note,)
+
+
+def _renamed(table: Table, renamed: Mapping[str, str]) -> Table:
+    stored = {renamed.get(name, name): name for name in table.names}
+
+    def batches(columns: Sequence[str] | None) -> Iterator[Columns]:
+        chosen = tuple(stored) if columns is None else columns
+        for batch in table.batches([stored[name] for name in chosen]):
+            yield Columns({name: batch.values[stored[name]] for name in chosen})
+
+    return Table(tuple(stored), batches)
 
 
 def guess_columns(columns: Columns) -> tuple[str | None, str | None]:
@@ -314,14 +393,28 @@ def _by_number(chosen: str | int | None, names: Sequence[str]) -> str | None:
     return names[number - 1] if 1 <= number <= len(names) else None
 
 
-def _read_file(path: Path, header: bool = True) -> Columns:
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
-        raise ConfigError(f"{path.absolute()} has an unsupported file type", f"expected {', '.join(_READERS)}")
+def _open_table(path: Path, header: bool = True) -> Table:
+    opener = _OPENERS.get(path.suffix.lower())
+    if opener is None:
+        raise ConfigError(f"{path.absolute()} has an unsupported file type", f"expected {', '.join(_OPENERS)}")
+    with _readable(path):
+        table = opener(path) if header else _open_csv(path, header)
+
+    def batches(columns: Sequence[str] | None) -> Iterator[Columns]:
+        with _readable(path):
+            yield from table.batches(columns)
+
+    return replace(table, batches=batches)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
     import pyarrow as pa
 
     try:
-        return reader(path) if header else _read_csv(path, header)
+        yield
+    except ConfigError:
+        raise
     # Errors of Arrow, of JSON and of UTF-8 decoding are all ValueErrors.
     except (pa.ArrowException, ValueError) as error:
         raise unreadable(path, error) from error
@@ -368,46 +461,73 @@ def _whole_characters(value: Any) -> Any:
     return value
 
 
-def _read_csv(path: Path, header: bool = True) -> Columns:
-    """Without a header, columns are named 1, 2, ..."""
+def _open_csv(path: Path, header: bool = True) -> Table:
+    """Without a header, columns are named 1, 2, ... The types of the columns are those of the first block."""
     import pyarrow as pa
     import pyarrow.csv
 
-    options = pyarrow.csv.ParseOptions(newlines_in_values=True)
-    reading = pyarrow.csv.ReadOptions(autogenerate_column_names=not header)
-    table = pyarrow.csv.read_csv(path, read_options=reading, parse_options=options)
-    if any(pa.types.is_binary(kind) for kind in table.schema.types):
+    parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    reading = pyarrow.csv.ReadOptions(autogenerate_column_names=not header, block_size=_CSV_BLOCK_BYTES)
+
+    def opened(columns: Sequence[str] | None = None) -> Any:
+        converting = pyarrow.csv.ConvertOptions(include_columns=columns)
+        return pyarrow.csv.open_csv(path, reading, parsing, converting)
+
+    with opened() as first:
+        schema = first.schema
+    if any(pa.types.is_binary(kind) for kind in schema.types):
         path.read_text(encoding=UTF8)  # raises with the position: Arrow turns text that is not UTF-8 into bytes
-    if not header:
-        table = table.rename_columns([str(number) for number in range(1, table.num_columns + 1)])
-    return Columns(table.to_pydict())
+    stored = dict(zip(schema.names if header else map(str, range(1, len(schema) + 1)), schema.names, strict=True))
+
+    def batches(columns: Sequence[str] | None) -> Iterator[Columns]:
+        chosen = list(stored) if columns is None else list(columns)
+        with opened([stored[name] for name in chosen]) as table:
+            for batch in table:
+                values = (batch.column(place).to_pylist() for place in range(batch.num_columns))
+                yield Columns(dict(zip(chosen, values, strict=True)))
+
+    return Table(tuple(stored), batches)
 
 
-def _read_parquet(path: Path) -> Columns:
+def _open_parquet(path: Path) -> Table:
     import pyarrow.parquet
 
-    return Columns(pyarrow.parquet.read_table(path).to_pydict())
+    with pyarrow.parquet.ParquetFile(path) as file:
+        names = tuple(file.schema_arrow.names)
+
+    def batches(columns: Sequence[str] | None) -> Iterator[Columns]:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_ROWS_PER_BATCH, columns=list(names if columns is None else columns)):
+                yield Columns(batch.to_pydict())
+
+    return Table(names, batches)
 
 
-def _read_json(path: Path) -> Columns:
-    """Lines of objects, or one list of objects."""
-    text = path.read_text(encoding=UTF8)
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    as_list = text.lstrip().startswith("[")
-    rows = parsed_json(text) if as_list else [json_line(line, number) for number, line in lines]
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            where = f"row {number}" if as_list else f"line {lines[number - 1][0]}"
-            raise ValueError(f"{where} is not an object with a text and a label")
-    names = dict.fromkeys(name for row in rows for name in row)
-    return Columns({name: [row.get(name) for row in rows] for name in names})
+def _open_json(path: Path) -> Table:
+    """Lines of objects, or one list of objects. The columns are those of the first rows."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number, row in enumerate(json_rows(path), 1):
+            if not isinstance(row, dict):
+                raise ValueError(f"row {number} is not an object with a text and a label")
+            yield row
+
+    names = tuple(dict.fromkeys(name for row in islice(rows(), _ROWS_PER_BATCH) for name in row))
+
+    def batches(columns: Sequence[str] | None) -> Iterator[Columns]:
+        left = rows()
+        while some := list(islice(left, _ROWS_PER_BATCH)):
+            yield Columns({name: [row.get(name) for row in some] for name in (names if columns is None else columns)})
+
+    return Table(names, batches)
 
 
-_READERS: dict[str, Callable[[Path], Columns]] = {
-    ".csv": _read_csv,
-    ".jsonl": _read_json,
-    ".json": _read_json,
-    ".parquet": _read_parquet,
+_ROWS_PER_BATCH = 4096
+_OPENERS: dict[str, Callable[[Path], Table]] = {
+    ".csv": _open_csv,
+    ".jsonl": _open_json,
+    ".json": _open_json,
+    ".parquet": _open_parquet,
 }
 
 
@@ -417,39 +537,47 @@ def _hub_parts(found: Any, source: str, choice: ColumnChoice) -> TableParts:
     parts, names, notes = {}, {}, []
     for name, dataset in datasets.items():
         where = source if name == UNSPLIT else f"{source} ({name})"
-        columns = _dataset_columns(dataset, where, choice)
-        if columns.rows or not len(dataset):
-            parts[name], names[name] = columns, where
+        table = _dataset_table(dataset, where, choice)
+        if table is not None:
+            parts[name], names[name] = table, where
         else:
             notes.append(f"{where} is not used: its rows have no label")
     return TableParts(parts, names, tuple(notes))
 
 
-def _dataset_columns(dataset: Any, source: str, choice: ColumnChoice) -> Columns:
-    header = Columns(dict.fromkeys(dataset.column_names, ()))
-    label: str | None = None
-    if choice.labeled:
-        text, label = choice.text_and_label_in(header, source)
+def _dataset_table(dataset: Any, source: str, choice: ColumnChoice) -> Table | None:
+    """None: no row has a label."""
+
+    def batches(columns: Sequence[str] | None) -> Iterator[Columns]:
+        chosen = dataset.select_columns(list(dataset.column_names if columns is None else columns))
+        for start in range(0, len(dataset), _ROWS_PER_BATCH):
+            yield Columns(chosen[start : start + _ROWS_PER_BATCH])
+
+    table = Table(tuple(dataset.column_names), batches)
+    if not choice.labeled:
+        choice.text_in(table.header, source)
+        return table
+    if TOKEN_IDS_COLUMN in table.names and column(table.header, TEXT_COLUMNS) is None:
+        label = choice.label_in(table.header, source)
     else:
-        text = choice.text_in(header, source)
-    title = column(header, (TITLE_COLUMN,)) if choice.text is None else None
-    # Other columns are not read: they may be images.
-    columns = {name: list(dataset[name]) for name in (text, label, title) if name}
-    if label is None:
-        return Columns(columns)
-    kept = [row for row, value in enumerate(columns[label]) if value != _NOT_LABELED]
+        _, label = choice.text_and_label_in(table.header, source)
     names = getattr(dataset.features[label], "names", None)
-    return Columns(
-        {name: [values[row] for row in kept] for name, values in columns.items()},
-        class_names=tuple(names) if names else None,
-    )
+    table = replace(table, class_names=tuple(names) if names else None)
+    values = chain.from_iterable(batch.values[label] for batch in table.batches([label]))
+    unlabeled = sum(value == _NOT_LABELED for value in values)
+    if not unlabeled:
+        return table
+    if unlabeled == len(dataset):
+        return None
+    return table.changed(partial(_labeled_rows, label), needs=label)
+
+
+def _labeled_rows(label: str, rows: Columns) -> Columns:
+    return rows.take([row for row, value in enumerate(rows.values[label]) if value != _NOT_LABELED])
 
 
 # Streams of documents: a line of a .txt file is a document, in other files the text of a row. Files may be gzipped, as
 # C4's are.
-
-
-_CSV_BLOCK_BYTES = 64 * 2**20  # a row must fit into one block
 
 
 def files_by_split(path: Path) -> dict[str, list[Path]]:

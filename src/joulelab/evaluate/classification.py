@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from joulelab.data.batches import Rows, TensorBatch, iterate_in_order
-from joulelab.data.labeled_text import TokenizedSet
+from joulelab.data.tokenized_text import TokenizedSet
 from joulelab.runs.record import Result
 from joulelab.stats import wilson
 

@@ -11,7 +11,9 @@ from pydantic import Field, model_validator
 from joulelab import lookup
 from joulelab.data import sources
 from joulelab.errors import ConfigError
+from joulelab.runs import environment
 from joulelab.runs.spec import RunSpec
+from joulelab.zoo.quantization import Quantization, is_quantized, require_quantization
 
 
 class EvaluateSpec(RunSpec):
@@ -31,13 +33,24 @@ class EvaluateSpec(RunSpec):
     limit: int | None = Field(None, ge=1)
     """Items per task; null: all."""
     max_new_tokens: int = Field(64, ge=1)
-    """Maximum tokens of an answer to a question of `data` without choices."""
+    """Maximum tokens of an answer to a question of `data` without choices, and of an answer that is judged."""
+    grader: Literal["text", "math-verify"] = "text"
+    """How free answers are compared: as numbers, formulas or normalized text, or as mathematical expressions by the
+    package math-verify."""
+    judge: str = ""
+    """A model that judges the answers to the prompts of `data`: a folder, hub id, GGUF file or sample, or the name of
+    the model on `judge_server`. With a reference answer in each line it compares both (as AlpacaEval does), otherwise
+    it grades each turn from 1 to 10 (as MT-Bench does)."""
+    judge_server: str = ""
+    """OpenAI-compatible server that judges; its energy is measured if it runs on this machine."""
+    rubric: str = "Consider helpfulness, correctness, depth and clarity."
+    """Instruction for the judge."""
     chat_template: Literal["auto", "on", "off"] = "auto"
     """Format prompts with the model's chat template; auto: if the model has one. The record has its SHA-256."""
     batch_size: int = Field(8, ge=1)
     """Questions per call."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Type of the weights."""
+    precision: Literal["fp32", "bf16", "fp16", Quantization] = "fp32"
+    """Type of the weights; quantized: int8, nf4 (extra bitsandbytes), fp8, fp8-weights, int4 (extra torchao)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto uses a GPU if there is one."""
 
@@ -50,6 +63,9 @@ class EvaluateSpec(RunSpec):
         model = f"{sources.SAMPLE_PREFIX}{model}" if model in sources.SAMPLES else model
         short = model.rstrip("/").rpartition("/")[2].replace(":", "-")[:60]
         result = {"name": f"evaluate-{short}", "label": short} | dict(settings) | {"model": model}
+        judge = settings.get("judge")
+        if isinstance(judge, str) and judge in sources.SAMPLES:
+            result["judge"] = f"{sources.SAMPLE_PREFIX}{judge}"
         for key in ("task_folder", "data"):
             value = settings.get(key)
             if isinstance(value, str) and value and not value.startswith(sources.SAMPLE_PREFIX):
@@ -62,11 +78,23 @@ class EvaluateSpec(RunSpec):
             raise ValueError("nothing to evaluate: set tasks (--tasks gsm8k,mmlu) or data (--data FILE)")
         if self.task_folder and not self.tasks:
             raise ValueError("task_folder is set, but tasks is empty: name the tasks to run (--tasks)")
+        if self.judge_server and not self.judge_server.startswith(("http://", "https://")):
+            raise ValueError(f"judge_server: '{self.judge_server}' is not an address such as http://localhost:8000/v1")
+        if self.judge_server and not self.judge:
+            raise ValueError("judge_server is set, but judge is empty: name the model that it serves (--judge)")
+        if self.judge and (not self.data or self.data.startswith(sources.SAMPLE_PREFIX)):
+            raise ValueError("judge needs prompts: set data (--data FILE) with prompt or turns in each line")
+        if self.judge and not self.rubric.strip():
+            raise ValueError("rubric is empty; describe what makes an answer good")
         return self
 
     def checks(self) -> Iterator[Callable[[], object]]:
         yield lambda: sources.parse(self.model)
+        if self.judge and not self.judge_server:
+            yield lambda: sources.parse(self.judge)
         yield self._check_files
+        if is_quantized(self.precision):
+            yield lambda: require_quantization(self.precision, environment.uses_gpu(self.device))
 
     def _check_files(self) -> None:
         if self.task_folder and not Path(self.task_folder).is_dir():
@@ -77,4 +105,6 @@ class EvaluateSpec(RunSpec):
             )
 
     def require_packages(self) -> None:
-        lookup.require_packages("this run", "torch", "transformers", *(["lm_eval"] if self.tasks else []))
+        optional = {"lm_eval": bool(self.tasks), "math_verify": self.grader == "math-verify"}
+        wanted = [name for name, used in optional.items() if used]
+        lookup.require_packages("this run", "torch", "transformers", *wanted)

@@ -14,13 +14,16 @@ from torch import nn
 from joulelab.data import sources
 from joulelab.data.inputs import input_bill, keep_recorded_commits
 from joulelab.evaluate.config import EvaluateSpec
-from joulelab.evaluate.exact_answers import Question, chance_level, grade_answers, read_questions
+from joulelab.evaluate.exact_answers import Question, grade_answers, graded_items, read_questions
 from joulelab.evaluate.harness import TaskFigure, harness_figures, import_harness, require_tasks
+from joulelab.evaluate.judged_answers import JUDGED, judged_answers, read_judged_prompts, report_judged
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import Result
 from joulelab.train.devices import resolve_device
 from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer
+from joulelab.zoo.quantization import is_quantized
+from joulelab.zoo.quantized_layers import quantize
 
 ANSWERS, HARNESS, QUALITY = "answers.json", "harness.json", "model-quality"
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -29,7 +32,9 @@ _ALL_QUESTIONS = 10**9
 
 def evaluate_checks(spec: EvaluateSpec) -> Iterator[Callable[[], object]]:
     """What can be known of questions and tasks before the model is loaded."""
-    if spec.data and not spec.data.startswith(sources.SAMPLE_PREFIX):
+    if spec.judge:
+        yield lambda: read_judged_prompts(Path(spec.data), spec.limit)
+    elif spec.data and not spec.data.startswith(sources.SAMPLE_PREFIX):
         yield lambda: read_questions(spec.data, spec.limit or _ALL_QUESTIONS, chat=False)
     if spec.tasks:
         yield lambda: require_tasks(spec.tasks, _task_folder(spec))
@@ -44,6 +49,8 @@ def run_evaluate(run: RunContext) -> None:
     parents = [bill]
     if spec.data:
         parents.append(input_bill(run, "questions", spec.data, "text", role="data"))
+    if spec.judge and not spec.judge_server:
+        parents.append(input_bill(run, "judge", spec.judge, "model", role=None))
     tokenizer = load_tokenizer(spec.model)
     template = _template(spec, tokenizer)
     run.note(
@@ -58,7 +65,7 @@ def run_evaluate(run: RunContext) -> None:
     def make(made: Path) -> None:
         device = resolve_device(spec.device, run)
         with run.stage("evaluate.load", role="setup", activity="load"):
-            model = load_causal_lm(spec.model).to(device, _DTYPES[spec.precision]).eval()
+            model = _load(spec, device)
         _evaluate(run, spec, model, tokenizer, bool(template), device, made)
 
     # The evaluation is what the run is about: it is measured in every run.
@@ -66,7 +73,16 @@ def run_evaluate(run: RunContext) -> None:
     _report(run, quality.folder)
 
 
-_OF_THE_RESULT = {"tasks", "limit", "max_new_tokens", "batch_size", "precision"}
+def _load(spec: EvaluateSpec, device: torch.device) -> nn.Module:
+    if is_quantized(spec.precision):
+        return quantize(load_causal_lm(spec.model).to(device), spec.precision).eval()  # type: ignore[no-any-return]
+    return load_causal_lm(spec.model).to(device, _DTYPES[spec.precision]).eval()
+
+
+_OF_THE_RESULT = {
+    *("tasks", "limit", "max_new_tokens", "batch_size", "precision", "grader"),
+    *("judge", "judge_server", "rubric"),
+}
 
 
 def _evaluate(
@@ -74,7 +90,9 @@ def _evaluate(
 ) -> None:
     answers: dict[str, Any] = {"right": [], "chance": None}
     figures: list[TaskFigure] = []
-    if spec.data:
+    if spec.judge:
+        write_json(made / JUDGED, judged_answers(run, spec, model, tokenizer, chat, device))
+    elif spec.data:
         questions = [
             _as_chat(one) if chat else one for one in read_questions(spec.data, spec.limit or _ALL_QUESTIONS, chat)
         ]
@@ -108,13 +126,10 @@ def _graded(
         run.stop.check()
 
     graded = grade_answers(
-        model, tokenizer, questions, batch_size=spec.batch_size, max_new_tokens=spec.max_new_tokens, tick=count
-    )
-    items = [
-        {"prompt": question.prompt, "expected": question.answer, "given": one.given}
-        for question, one in zip(questions, graded, strict=True)
-    ]
-    return {"right": [one.right for one in graded], "chance": chance_level(questions), "items": items}
+        model, tokenizer, questions,
+        batch_size=spec.batch_size, max_new_tokens=spec.max_new_tokens, tick=count, grader=spec.grader,
+    )  # fmt: skip
+    return graded_items(questions, graded)
 
 
 def _report(run: RunContext, folder: Path) -> None:
@@ -122,6 +137,8 @@ def _report(run: RunContext, folder: Path) -> None:
     if right:
         result = Result(value=sum(right) / len(right), trials=len(right), successes=sum(right))
         run.result("model.exact_answers", result)
+    if (folder / JUDGED).exists():
+        report_judged(run, read_json(folder / JUDGED))
     for fields in read_json(folder / HARNESS)["tasks"]:
         figure = TaskFigure(**fields)
         run.result(f"model.harness.{figure.task}.{figure.metric}.value", figure.result())

@@ -15,12 +15,13 @@ from __future__ import annotations
 import json
 import re
 import string
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +83,22 @@ def same_answer(predicted: str, true: str) -> bool:
     if _FORMULA.search(true) or _NUMBER_LIST.fullmatch(true):
         return _without_spaces(predicted) == _without_spaces(true)
     return exact_match(predicted, true) == 1.0
+
+
+Grader = Literal["text", "math-verify"]
+"""How a free answer is compared: as above, or as a mathematical expression by the package math-verify."""
+
+
+def same_expression(predicted: str, true: str) -> bool:
+    """Whether the last expression of an answer (in \\boxed{}, $...$ or plain) equals the expected one, by math-verify:
+    1/2, 0.5 and \\frac{1}{2} are equal, and so are {1, 2} and {2, 1}."""
+    from math_verify import parse, verify
+
+    # Its time limit uses signals, which only the main thread may set.
+    limit = None if threading.current_thread() is not threading.main_thread() else 5
+    marked = true if "$" in true or "\\boxed" in true else f"${true}$"
+    expected, found = parse(marked, parsing_timeout=limit), parse(predicted, parsing_timeout=limit)
+    return bool(verify(expected, found, timeout_seconds=limit))
 
 
 def ascii_minus(text: str) -> str:
@@ -163,9 +180,11 @@ def grade_answers(
     batch_size: int,
     max_new_tokens: int,
     tick: Tick = lambda samples, tokens: None,
+    grader: Grader = "text",
 ) -> list[GradedAnswer]:
     """The model's answer to each question, in order, and whether it is right; `tick` is called with questions and
-    tokens so far."""
+    tokens so far. A free answer ends with its line; for `math-verify` with the model's end token, so that the reasoning
+    before the result may have several lines."""
     choosing = [number for number, question in enumerate(questions) if question.choices]
     free = [number for number, question in enumerate(questions) if not question.choices]
     graded = [GradedAnswer("", False)] * len(questions)
@@ -176,14 +195,24 @@ def grade_answers(
         done, tokens = done + 1, tokens + read
         tick(done, tokens)
     if free:
-        settings = GenerationSettings(max_new_tokens=max_new_tokens, stop=("\n",))
+        stop, same = (("\n",), same_answer) if grader == "text" else ((), same_expression)
+        settings = GenerationSettings(max_new_tokens=max_new_tokens, stop=stop)
         generator = TransformersGenerator(model, tokenizer, settings, identity="examined", batch_size=batch_size)
         for number, answers in zip(free, generator.generate([questions[k].prompt for k in free]), strict=True):
             text = answers[0].text
-            graded[number] = GradedAnswer(text, same_answer(text, questions[number].answer))
+            graded[number] = GradedAnswer(text, same(text, questions[number].answer))
             done, tokens = done + 1, tokens + answers[0].tokens + (answers[0].prompt_tokens or 0)
             tick(done, tokens)
     return graded
+
+
+def graded_items(questions: Sequence[Question], graded: Sequence[GradedAnswer]) -> dict[str, Any]:
+    """What is stored of an evaluation: right or wrong and the answer to every question."""
+    items = [
+        {"prompt": question.prompt, "expected": question.answer, "given": one.given}
+        for question, one in zip(questions, graded, strict=True)
+    ]
+    return {"right": [one.right for one in graded], "chance": chance_level(questions), "items": items}
 
 
 def _likeliest_choices(

@@ -7,7 +7,16 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from joulelab.data.chat.conversations import cleaned, code_only, prompt_of, row_id, rows_of, strip_think_blocks
+from joulelab.data.chat.conversations import (
+    check_prompts,
+    cleaned,
+    code_only,
+    prompt_of,
+    prompts_of,
+    row_id,
+    rows_of,
+    strip_think_blocks,
+)
 from joulelab.data.chat.datasets import preset
 from joulelab.data.splits import split_of
 from joulelab.errors import ConfigError, NotFoundError
@@ -235,8 +244,6 @@ def test_an_answer_that_only_calls_is_an_answer_and_cleaning_keeps_the_call(tmp_
 @pytest.mark.parametrize(
     ("record", "error", "hint"),
     [
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference pair", "rename `chosen` to `completion`"),
-        ({"chosen": [ASKED, ANSWERED], "rejected": [ASKED, ANSWERED]}, "preference pair", "`messages`"),
         ({"prompt": "2 + 2?"}, "prompt without an answer", "add a column `completion`"),
         ({"prompt": [ASKED], "tools": [WEATHER]}, "prompt without an answer", "add a column `completion`"),
         ({"messages": [ASKED, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "a tool call is", "arguments"),
@@ -249,3 +256,57 @@ def test_rows_without_one_answer_and_malformed_calls_are_refused_in_words(tmp_pa
         list(rows_of(lines(tmp_path / "a.jsonl", [record])))
     assert "row 1" in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_prompts_need_no_answer_and_of_conversations_the_last_answer_is_not_used(tmp_path):
+    records = [
+        {"prompt": "2 + 2?"},
+        {"prompt": [{"role": "system", "content": "short"}, ASKED]},
+        {"messages": [ASKED, ANSWERED]},
+        {"messages": [ASKED]},
+        {"prompt": "a", "completion": "b"},
+        {"prompt": " "},
+        {"text": "plain"},
+    ]
+    dropped = Counter()
+    rows = list(prompts_of(lines(tmp_path / "a.jsonl", records), dropped))
+    assert [row if isinstance(row, str) else [turn["content"] for turn in prompt_of(row)] for row in rows] == [
+        ["2 + 2?"],
+        ["short", ASKED["content"]],
+        [ASKED["content"]],
+        [ASKED["content"]],
+        ["a"],
+        "plain",
+    ]
+    assert dropped == {"empty": 1}
+
+
+def test_a_file_without_prompts_is_refused_as_prompts(tmp_path):
+    with pytest.raises(ConfigError, match="row 1: a row has the columns label"):
+        check_prompts(lines(tmp_path / "a.jsonl", [{"label": 1}]))
+
+
+def test_preference_rows_keep_both_answers_with_or_without_a_prompt(tmp_path):
+    asked, good = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}
+    bad = {"role": "assistant", "content": "5"}
+    records = [
+        {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"},
+        {"prompt": [asked], "chosen": [good], "rejected": [bad]},
+        {"chosen": [asked, good], "rejected": [asked, bad]},
+        {"prompt": "2 + 2?", "chosen": [asked, good], "rejected": [asked, bad]},  # UltraFeedback
+    ]
+    for record in records:
+        (row,) = rows_of(lines(tmp_path / "a.jsonl", [record]))
+        assert (list(row), row.rejected) == ([asked, good], "5"), record
+    (text,) = rows_of(lines(tmp_path / "a.jsonl", [{"chosen": "Q: 2 + 2? A: four", "rejected": "Q: 2 + 2? A: five"}]))
+    assert (text, text.prompt, text.chosen, text.rejected) == ("Q: 2 + 2? A: four", "Q: 2 + 2? A:", " four", " five")
+
+
+def test_answers_to_different_prompts_are_no_pair_and_are_counted(tmp_path):
+    asked, other = {"role": "user", "content": "a"}, {"role": "user", "content": "b"}
+    answer = {"role": "assistant", "content": "c"}
+    dropped = Counter()
+    record = {"chosen": [asked, answer], "rejected": [other, answer]}
+    good = {"messages": [asked, answer]}
+    assert len(list(rows_of(lines(tmp_path / "a.jsonl", [record, good]), dropped=dropped))) == 1
+    assert dropped == {"the two answers do not follow the same prompt": 1}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from joulelab.data import labeled_text, sources
-from joulelab.data.splits import SPLITS, SplitName, split_of, text_id
+from joulelab.data.splits import SPLITS, USUAL_SHARES, HashShares, SplitName, split_of, text_id
 from joulelab.data.text import (
     BY_NAME,
     TEXT_COLUMNS,
@@ -59,6 +59,30 @@ class ToolConversation(list[Message]):
         return ToolConversation(found, self.tools) if isinstance(place, slice) else found
 
 
+class PreferenceConversation(list[Message]):
+    """A conversation that ends with the better of two answers, with the worse one (TRL's preference type)."""
+
+    def __init__(self, messages: Iterable[Message], rejected: str) -> None:
+        super().__init__(messages)
+        self.rejected = rejected
+
+
+class PreferenceText(str):
+    """A plain text with the better of two endings: the beginning that both share, and the worse ending."""
+
+    prompt: str
+    rejected: str
+
+    def __new__(cls, text: str, prompt: str, rejected: str) -> PreferenceText:
+        made = super().__new__(cls, text)
+        made.prompt, made.rejected = prompt, rejected
+        return made
+
+    @property
+    def chosen(self) -> str:
+        return self[len(self.prompt) :]
+
+
 Row = Conversation | str
 """A conversation, trained on the assistant's turns, or a plain text, trained on all of it."""
 
@@ -97,8 +121,9 @@ def row_id(row: Row) -> str:
 # Records of published datasets are recognized by their columns: `messages` (Tulu-3 and most others; also
 # `conversations` with `from` and `value`), `prompt` and `generation` (Codeforces-CoTs), `problem` and several
 # `generations` with a verdict on each (OpenR1-Math), `prompt` and `response` or `completion`, and `text`. These are
-# also TRL's language-modeling and prompt-completion types, with `tools`, `tool_calls` and `reasoning_content`; rows of
-# its preference and prompt-only types have no single answer to train on and are refused.
+# also TRL's language-modeling and prompt-completion types, with `tools`, `tool_calls` and `reasoning_content`. Rows of
+# its preference type are trained on with the better answer, and as pairs in preference training; prompts without an
+# answer are refused, except where only prompts are needed (`generation.prompts_from`).
 
 
 _MESSAGES = ("messages", "conversations", "conversation")
@@ -124,6 +149,8 @@ def row_of(record: Record, dropped: Counter[str], only_correct: bool = True) -> 
     if messages is not None:
         return _with_answer(_with_tools(_conversation(messages), record), dropped)
     prompt, answer = _first(record, _PROMPTS), _first(record, _ANSWERS)
+    if record.get("chosen") is not None and record.get("rejected") is not None:
+        return _preference(record["chosen"], record["rejected"], prompt, dropped)
     if prompt is not None and answer is not None:
         return _with_answer(_with_tools(_prompt_and_answer(prompt, answer), record), dropped)
     _refuse_other_types(record, prompt)
@@ -145,18 +172,66 @@ def row_of(record: Record, dropped: Counter[str], only_correct: bool = True) -> 
     return _words(text, "text")
 
 
+def _preference(chosen: Any, rejected: Any, prompt: Any, dropped: Counter[str]) -> Row | None:
+    """With an explicit prompt, or with the one that both answers begin with."""
+    if prompt is None and isinstance(chosen, str) and isinstance(rejected, str):
+        return _preference_text(chosen, rejected, dropped)
+    whole, other = (
+        _conversation(answer) if prompt is None or _has_prompt(answer) else _prompt_and_answer(prompt, answer)
+        for answer in (chosen, rejected)
+    )
+    if any(not turns or turns[-1]["role"] != ASSISTANT for turns in (whole, other)):
+        dropped["no assistant answer"] += 1
+        return None
+    if whole[:-1] != other[:-1] or not whole[:-1]:
+        dropped["the two answers do not follow the same prompt"] += 1
+        return None
+    if not whole[-1]["content"].strip():
+        dropped["no assistant answer"] += 1
+        return None
+    return PreferenceConversation(whole, other[-1]["content"])
+
+
+def _has_prompt(answer: Any) -> bool:
+    """Whether messages begin with the prompt: UltraFeedback repeats it in both answers."""
+    return isinstance(answer, list) and bool(answer) and _message(answer[0])["role"] != ASSISTANT
+
+
+def _preference_text(chosen: str, rejected: str, dropped: Counter[str]) -> Row | None:
+    """The prompt is what both texts begin with, up to the last complete word."""
+    shared = next((at for at, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other), None)
+    shared = min(len(chosen), len(rejected)) if shared is None else shared
+    while 0 < shared < len(chosen) and not chosen[shared - 1].isspace():
+        shared -= 1
+    prompt = chosen[:shared].rstrip()
+    if not prompt or not chosen[len(prompt) :].strip():
+        dropped["the two answers do not follow the same prompt" if not prompt else "no assistant answer"] += 1
+        return None
+    return PreferenceText(chosen, prompt, rejected[len(prompt) :])
+
+
 def _refuse_other_types(record: Record, prompt: Any) -> None:
-    """TRL's types whose rows have no single answer to train on."""
-    if record.get("chosen") is not None and record.get("rejected") is not None:
-        raise ConfigError(
-            f"it is a preference pair ({', '.join(record)}); expected one answer",
-            "to train on the better answer, rename `chosen` to `completion` (with `prompt`) or to `messages` (without)",
-        )
+    """TRL's type whose rows have no answer to train on."""
     if prompt is not None and not _has(record, (*_ANSWERS, *TEXT_COLUMNS)):
         raise ConfigError(
             f"it is a prompt without an answer ({', '.join(record)}); training and the held-out loss need answers",
-            "add a column `completion`; the pipeline synthetic trains on the teacher's answers instead",
+            "add a column `completion`; or use the prompts in synthetic, dpo or on-policy, with "
+            "generation.prompts_from=FILE next to a data.source that has answers",
         )
+
+
+def prompt_row_of(record: Record, dropped: Counter[str]) -> Row | None:
+    """The row of a record that is used for its prompt: it may end before the answer, as TRL's prompt-only type."""
+    messages, prompt = _first(record, _MESSAGES), _first(record, _PROMPTS)
+    if messages is None and prompt is None:
+        return row_of(record, dropped)
+    if messages is None:
+        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": _words(prompt, "prompt")}]
+    conversation = _with_tools(_conversation(messages), record)
+    if not any(turn["content"].strip() for turn in prompt_of(conversation)):
+        dropped["empty"] += 1
+        return None
+    return conversation
 
 
 def _with_tools(conversation: Conversation, record: Record) -> Conversation:
@@ -313,6 +388,7 @@ def rows_of(
     dropped: Counter[str] | None = None,
     files: Mapping[str, str] | None = None,
     choice: ColumnChoice = BY_NAME,
+    shares: HashShares = USUAL_SHARES,
 ) -> Iterator[Row]:
     """The rows of a source (sample, file, folder or hub dataset).
 
@@ -329,9 +405,9 @@ def rows_of(
         raise ConfigError(f"limit={limit}; expected 1 or more", "set a limit of 1 or more, or none")
     named = files or {}
     if "train" not in named and sources.parse(source).kind == "sample" and split not in named:
-        rows = _review_rows(source, subset, form, split, counts)
+        rows = _review_rows(source, subset, form, split, counts, shares)
     else:
-        rows = _split_rows(source, split, subset, only_correct, counts, named, choice)
+        rows = _split_rows(source, split, subset, only_correct, counts, named, choice, shares)
     return rows if limit is None else iter(_with_smallest_hashes(rows, limit, counts))
 
 
@@ -343,6 +419,7 @@ def _split_rows(
     dropped: Counter[str],
     named: Mapping[str, str],
     choice: ColumnChoice,
+    shares: HashShares,
 ) -> Iterator[Row]:
     whole = named.get("train", source)
     if split is None:
@@ -357,8 +434,8 @@ def _split_rows(
     if split == "train" and "test" in held_out:
         return _some_of(rows, None, whole, dropped)
     if split == "train" and held_out:  # with validation rows given, only test rows are held out
-        return _some_of((row for row in rows if split_of(row_id(row)) != "test"), None, whole, dropped)
-    return _some_of(rows, split, whole, dropped)
+        return _some_of((row for row in rows if split_of(row_id(row), shares) != "test"), None, whole, dropped)
+    return _some_of(rows, split, whole, dropped, shares)
 
 
 def own_splits(source: str) -> tuple[str, ...]:
@@ -375,6 +452,21 @@ def own_splits(source: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in SPLITS and name != _TRAIN)
 
 
+def prompts_of(source: str, dropped: Counter[str] | None = None) -> Iterator[Row]:
+    """Rows to take prompts from, in the order of the source."""
+    counts = dropped if dropped is not None else Counter()
+    if sources.parse(source).kind == "sample":
+        return rows_of(source, split="train", dropped=counts)
+    return _some_of(_read(source, "all", True, counts, only_prompts=True), None, source, counts)
+
+
+def check_prompts(source: str) -> None:
+    """Refuse a local file that has no prompts, by its first rows."""
+    if sources.parse(source).path is not None:
+        for _ in islice(prompts_of(source), _FIRST_ROWS):
+            pass
+
+
 def check_rows(
     source: str,
     subset: str,
@@ -382,6 +474,7 @@ def check_rows(
     choice: ColumnChoice,
     only_correct: bool,
     limits: Mapping[str, Any],
+    shares: HashShares = USUAL_SHARES,
 ) -> None:
     """Refuse local files whose rows cannot be trained on, before a run starts; of large files the first rows count."""
     places = [files[name] for name in files] if "train" in files else [source, *files.values()]
@@ -391,7 +484,9 @@ def check_rows(
     small = sum(path.stat().st_size for path in paths if path is not None and path.is_file()) <= _WHOLE_BYTES
     for split in (name for name in SPLITS if name != "validation" or name in files):
         limit = limits.get(split)
-        rows = rows_of(source, split=split, subset=subset, only_correct=only_correct, files=files, choice=choice)
+        rows = rows_of(
+            source, split=split, subset=subset, only_correct=only_correct, files=files, choice=choice, shares=shares
+        )
         found = sum(1 for _ in islice(rows, None if small else _FIRST_ROWS))
         if small and isinstance(limit, int) and limit > found:
             name = "documents" if split == "train" else "held_out"
@@ -408,19 +503,26 @@ def _read(
     dropped: Counter[str],
     split: str | None = None,
     choice: ColumnChoice = BY_NAME,
+    only_prompts: bool = False,
 ) -> Iterator[Row]:
     for number, record in enumerate(_records(source, subset, split, choice), 1):
         if choice.text is not None:
             record = _text_record(record, choice.text, source)
         try:
-            row = row_of(record, dropped, only_correct)
+            row = prompt_row_of(record, dropped) if only_prompts else row_of(record, dropped, only_correct)
         except ConfigError as error:
             raise ConfigError(f"{source}, row {number}: {error.message}", error.hint) from None
         if row is not None:
             yield row
 
 
-def _some_of(rows: Iterable[Row], split: SplitName | None, source: str, dropped: Counter[str]) -> Iterator[Row]:
+def _some_of(
+    rows: Iterable[Row],
+    split: SplitName | None,
+    source: str,
+    dropped: Counter[str],
+    shares: HashShares = USUAL_SHARES,
+) -> Iterator[Row]:
     """Rows of the split. If there is none, the error names the reason: no rows at all, or how they are split."""
     different: set[str] = set()
     seen = taken = 0
@@ -434,7 +536,7 @@ def _some_of(rows: Iterable[Row], split: SplitName | None, source: str, dropped:
             yield row
 
     for row in counted():
-        of_row = split_of(row_id(row)) if split else None
+        of_row = split_of(row_id(row), shares) if split else None
         if of_row != split:
             dropped[in_split(of_row)] += 1
             continue
@@ -487,9 +589,11 @@ def _with_smallest_hashes(rows: Iterable[Row], limit: int | float, dropped: Coun
     return [row for _, _, row in chosen]
 
 
-def _review_rows(source: str, subset: str, form: Form, split: SplitName | None, dropped: Counter[str]) -> Iterator[Row]:
+def _review_rows(
+    source: str, subset: str, form: Form, split: SplitName | None, dropped: Counter[str], shares: HashShares
+) -> Iterator[Row]:
     data = labeled_text.load(source, subset)
-    by_split = labeled_text.rows_by_split(data)
+    by_split = labeled_text.rows_by_split(data, shares)
     dropped.update({in_split(name): len(rows) for name, rows in by_split.items() if split and name != split})
     chosen = by_split[split] if split else sorted(chain(*by_split.values()), key=lambda row: data.ids[row])
     for row in chosen:
@@ -627,5 +731,8 @@ def _clean_answers(conversation: Conversation, strip_reasoning: bool, only_code:
                 return None
             cleaned_message["content"] = words
         kept.append(cleaned_message)
+    if isinstance(conversation, PreferenceConversation):
+        rejected = strip_think_blocks(conversation.rejected) if strip_reasoning else conversation.rejected
+        return PreferenceConversation(kept, code_only(rejected) if only_code else rejected)
     tools = tools_of(conversation)
     return kept if tools is None else ToolConversation(kept, tools)

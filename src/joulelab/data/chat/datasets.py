@@ -21,6 +21,7 @@ from joulelab.data.chat.encoding import (
     write_documents,
 )
 from joulelab.data.chat.templates import ChatTemplate, ConversationRefused, template_of
+from joulelab.data.splits import USUAL_SHARES, HashShares
 from joulelab.data.text import ColumnChoice
 from joulelab.errors import ConfigError
 
@@ -53,6 +54,8 @@ class ChatDataSettings:
     """Column with the text, if it has none of the usual names."""
     header: bool | None = None
     """Whether a CSV file starts with column names."""
+    shares: HashShares = USUAL_SHARES
+    """Shares held out by hash, of data without a test split."""
 
 
 PRESETS: dict[str, ChatDataSettings] = {
@@ -131,6 +134,7 @@ def settings_rows(settings: ChatDataSettings, dropped: Counter[str] | None = Non
         dropped=counts,
         files=settings.files,
         choice=ColumnChoice(text=settings.text_column, header=settings.header, labeled=False),
+        shares=settings.shares,
     )
     return cleaned(rows, counts, strip_reasoning=settings.strip_think_blocks, only_code=settings.code_only)
 
