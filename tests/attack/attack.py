@@ -14,12 +14,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parent.parent))
+import environments
 import mutated_inputs
 from finished_run import make_finished_run
 from kills import kill_try
 
-TRIES = {"settings": 3500, "logs": 3500, "records": 2000, "arguments": 1000, "kills": 500}
+ENVIRONMENTS = (*environments.QUICK, *environments.THOROUGH)
+TRIES = {
+    "environments": len(ENVIRONMENTS),
+    "settings": 3500,
+    "logs": 3500,
+    "records": 2000,
+    "arguments": 1000,
+    "kills": 500,
+}
 TITLES = {
+    "environments": "environments that lack something (memory, descriptors, streams, folders, ...)",
     "settings": "mutated settings files and overrides",
     "logs": "mutated logs of other tools",
     "records": "mutated files of a finished run",
@@ -43,7 +53,9 @@ def main():
             saved = time.monotonic()
             for seed in range(found["done"], number):
                 folder = Path(work) / f"{kind}-{seed}"
-                if kind == "kills":
+                if kind == "environments":
+                    words, fault = [ENVIRONMENTS[seed].__name__], environment_fault(ENVIRONMENTS[seed], folder)
+                elif kind == "kills":
                     words, fault = ["measure"], kill_try(seed, folder)
                 else:
                     words, fault = mutated_inputs.attack(kind, seed, folder, finished)
@@ -59,6 +71,15 @@ def main():
                     saved = time.monotonic()
     print(table(state))
     return 1 if any(found["faults"] for found in state.values()) else 0
+
+
+def environment_fault(environment, folder):
+    folder.mkdir()
+    try:
+        return environment(folder)
+    except environments.NotHere as reason:
+        print(f"{environment.__name__}: not tried: {reason}", file=sys.stderr)
+        return None
 
 
 def table(state):

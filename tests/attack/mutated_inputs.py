@@ -194,7 +194,8 @@ def mutate_tree(drawn, value):
         else:
             value[key] = mutate_tree(drawn, value[key])
         return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and drawn.random() < 0.4:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and abs(value) < 1e308 and drawn.random() < 0.4:
         return drawn.choice(
             [-value, value * 1e300, value + 0.5, str(value), [value], int(value) if abs(value) < 1e9 else 0]
         )
