@@ -7,14 +7,15 @@ DEMO_READY := $(VENV)/demo-ready
 BASE_READY := $(VENV)/base-ready
 COMPILED := $(VENV)/compiled
 
-.PHONY: demo test test-base test-slow attack check lint types imports docs dist release clean help
+.PHONY: demo test test-base test-slow attack mutate check lint types imports docs dist release clean help
 
 help:
 	@echo "make demo       set up and run the demo: a measured comparison in about five minutes"
 	@echo "make test       set up and run the tests"
 	@echo "make test-base  run the tests that need no torch, for example with VENV=.venv-3.14 PYTHON=python3.14"
 	@echo "make test-slow  run the tests that take minutes: simulations, audits, a real Slurm"
-	@echo "make attack     kill runs and mutate inputs: 10,500 tries in about two hours, can be continued"
+	@echo "make attack     kill runs, mutate inputs, try bad environments: hours, can be continued"
+	@echo "make mutate     change core modules one operator at a time and list what their tests do not notice"
 	@echo "make check      run tests, lint, types and the import contract"
 	@echo "make docs       build the documentation site: site/index.html"
 	@echo "make dist       build and check wheel and sdist: dist/"
@@ -41,6 +42,10 @@ test-slow: $(READY)
 # Prints a table of faults, tries and losses. Finished tries are kept in .attack.json, so a second call continues.
 attack: $(READY)
 	$(BIN)/python tests/attack/attack.py
+
+# 25 mutants of each core module, about an hour on two idle cores. Finished ones are kept in .mutate.json.
+mutate: $(READY)
+	$(BIN)/python tests/mutation/mutate.py
 
 check: test lint types imports
 

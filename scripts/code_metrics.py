@@ -95,9 +95,14 @@ def measure_file(path: Path) -> FileMetrics:
         signatures=[
             Signature(path, node.name, node.lineno, _parameter_count(node))
             for node in nodes
-            if isinstance(node, Function)
+            if isinstance(node, Function) and not _is_kernel(node)
         ],
     )
+
+
+def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether it is a Triton kernel, which gets pointers, strides and sizes one by one."""
+    return any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
 
 
 def _comment_lines(text: str) -> set[int]:

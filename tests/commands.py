@@ -1,4 +1,4 @@
-"""The real command: in a process of its own, as a user runs it, or in this one, for what starts no program."""
+"""The real command: in a separate process, as a user runs it, or in this one, for what starts no program."""
 
 import contextlib
 import io

@@ -5,6 +5,7 @@ import re
 import signal
 
 import pytest
+from browser import browser  # noqa: F401 (a fixture)
 from commands import joulelab_here
 from rapl_tree import domain
 

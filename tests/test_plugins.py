@@ -94,12 +94,14 @@ def test_sensor_importer_tracker_and_pipeline_of_an_installed_package_are_used(s
 def test_model_and_trainer_of_an_installed_package_are_used(site, tmp_path):
     listed, trained = invoke(
         site, tmp_path,
-        ["zoo example-mlp --json", "train example-mlp --size tiny --max_steps 3 --train_stats example-steps"],
+        ["zoo example-mlp --json",
+         "train example-mlp --size tiny --max_steps 3 --train_stats example-steps --trainer example-signs"],
     )  # fmt: skip
     assert listed[0] == 0 and "example-mlp" in listed[2], listed
     assert trained[0] == 0, trained
     record = json.loads((run_in(tmp_path, "*") / "run.json").read_text())
     assert record["findings"]["model.train"]["example-steps"]["steps"] == 3
+    assert record["spec"]["trainer"] == "example-signs"
 
 
 @pytest.mark.slow

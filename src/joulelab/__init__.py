@@ -11,6 +11,7 @@ Importing this package is cheap: numpy, torch and the sensors are loaded on firs
     @joulelab.measured("name")               # every call of a function
     joulelab.telemetry("distill_power.csv")  # a CSV row per GPU on every call
     joulelab.load("last").to_pandas("stages")  # finished runs as tables; load_runs("demo-*") for several
+    joulelab.live()                          # in a notebook: the current run, live
     %load_ext joulelab                       # in a notebook: %%joulelab measures a cell
 """
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # so that users' code is checked against the types of what is
     from joulelab.runs.load import load_runs as load_runs
     from joulelab.runs.measure.api import measure as measure
     from joulelab.runs.measure.api import measured as measured
+    from joulelab.ui.notebook_live import live as live
 
 __version__ = "0.1.0"
 
@@ -36,6 +38,7 @@ _EXPORTS = {
     "telemetry": "joulelab.meter.monitor.telemetry:telemetry",
     "load": "joulelab.runs.load:load",
     "load_runs": "joulelab.runs.load:load_runs",
+    "live": "joulelab.ui.notebook_live:live",
     "load_ipython_extension": "joulelab.integrations.notebook:load_ipython_extension",
 }
 __all__ = ["__version__", *_EXPORTS]

@@ -2,7 +2,7 @@
 
     JoulelabError                 1   the run failed
     ├── NonFiniteLoss             1   training produced NaN or infinity
-    ├── OutOfMemory               1   the model and its batch do not fit into the GPU
+    ├── OutOfMemory               1   the model and its batch do not fit into the memory
     ├── StorageFailed             1   the disk is full, over its quota, read-only or broken
     ├── CorruptedFile             2   a file of a run cannot be read or has other content than expected
     ├── UsageError                2   invalid command line
@@ -16,6 +16,7 @@
     │   └── CannotStart    126, 127   the program to measure cannot be started (runs/measure/program.py)
     ├── UnusableLog               2   a log lacks the requested data (meter/importers/power_log.py)
     ├── ProgramFailed        its own  the measured program failed (runs/measure/program.py)
+    ├── RecordLost     the program's  the measured program ended, its record was not written (runs/measure/result.py)
     ├── SensorMissing             3   no sensor where one was required
     ├── InvalidMeasurement        4   the measurement does not meet the required validity
     └── EndedBySignal       128 + n   SIGHUP (129), SIGINT (130) or SIGTERM (143)

@@ -189,12 +189,14 @@ _PIPELINES = {
     "infer": ("joulelab.infer", "config:InferSpec", "pipeline:run_infer"),
     "kd": ("joulelab.distill.causal", "config:CausalSpec", "recipe:run_kd"),
     "measure": ("joulelab.runs.measure", "result:MeasureSpec", "result:refuse"),
+    "on-policy": ("joulelab.distill.causal", "config:CausalSpec", "recipe:run_on_policy"),
     "prepare-binarize": ("joulelab.distill.prepare", "config:BinarizeSpec", "recipe:run_binarize"),
     "prepare-dump": ("joulelab.distill.prepare", "config:DumpSpec", "recipe:run_dump"),
     "prepare-extract-student": ("joulelab.distill.prepare", "config:ExtractStudentSpec", "recipe:run_extract_student"),
     "prepare-reviews": ("joulelab.distill.prepare", "config:PrepareReviewsSpec", "recipe:run_prepare_reviews"),
     "prepare-token-counts": ("joulelab.distill.prepare", "config:TokenCountsSpec", "recipe:run_token_counts"),
     "self": ("joulelab.distill.causal", "config:CausalSpec", "recipe:run_self"),
+    "serving": ("joulelab.infer.serving", "config:ServingSpec", "serving_pipeline:run_serving"),
     "sft": ("joulelab.distill.causal", "config:CausalSpec", "recipe:run_sft"),
     "squad": ("joulelab.distill.squad", "config:SquadSpec", "recipe:run_squad"),
     "synthetic": ("joulelab.distill.causal", "config:CausalSpec", "recipe:run_synthetic"),
@@ -222,7 +224,9 @@ PIPELINE_CHECKS = Table(
         "distilbert": "joulelab.distill.distilbert.recipe:model_checks",
         "evaluate": "joulelab.evaluate.evaluate_pipeline:evaluate_checks",
         "squad": "joulelab.distill.squad.recipe:model_checks",
-        **dict.fromkeys(("dpo", "kd", "self", "sft", "synthetic"), "joulelab.distill.causal.recipe:model_checks"),
+        **dict.fromkeys(
+            ("dpo", "kd", "on-policy", "self", "sft", "synthetic"), "joulelab.distill.causal.recipe:model_checks"
+        ),
     },
 )
 
@@ -250,6 +254,7 @@ TRAINER_STATS = Table(
         "no-op": "joulelab.train.stats.hooks:NoOpStats",
         "no-op-sync": "joulelab.train.stats.hooks:NoOpSyncStats",
         "simple": "joulelab.train.stats.phase_times:SimpleStats",
+        "simple-steps": "joulelab.train.stats.phase_times:SimpleStepStats",
         "codecarbon": "joulelab.train.stats.codecarbon_phases:CodeCarbonStats",
         "averaged-energy": "joulelab.train.stats.phase_energy:AveragedEnergyStats",
         "torch-profiler": "joulelab.train.stats.torch_profiler:TorchProfilerStats",
@@ -257,6 +262,9 @@ TRAINER_STATS = Table(
     },
     "joulelab.trainers",
 )
+
+# Classes that train: `--trainer NAME`. Those of installed packages are subclasses of `train.trainer:SimpleTrainer`.
+TRAINERS = Table("trainer", {"simple": "joulelab.train.trainer:SimpleTrainer"}, "joulelab.trainer_classes")
 
 # Evaluators of a student that the setting `evaluators` names, in addition to those of its pipeline.
 EVALUATORS = Table(
@@ -306,10 +314,12 @@ ZOO = Table(
 CALCULATIONS = Table(
     "calculation",
     {
+        "model-server": "joulelab.infer.serving.http_server:open_server",
         "model-cards": "joulelab.report.export:write_model_cards",
         "paper-cost": "joulelab.zoo.cost:cost_summary",
         "prompt-lengths": "joulelab.infer.decoding:prompt_lengths",
         "require-device": "joulelab.train.devices:require_device",
+        "teacher-share": "joulelab.report.energy_sums:teacher_share",
     },
 )
 
@@ -323,8 +333,12 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "graphs": ("torch_geometric", "rdkit"),
     "peft": ("peft",),
     "lm-eval": ("lm_eval",),
+    "math": ("math_verify",),
     "codecarbon": ("codecarbon",),
     "prometheus": ("prometheus_client",),
+    "bitsandbytes": ("bitsandbytes",),
+    "torchao": ("torchao",),
+    "ui": ("starlette", "uvicorn"),
 }
 
 

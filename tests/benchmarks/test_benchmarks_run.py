@@ -12,7 +12,7 @@ from joulelab.meter.figures import EnergyFigure
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text())
-NEEDS_GPU = ("square_waves.py", "zoo_rows.py")
+NEEDS_GPU = ("square_waves.py", "vllm_worker.py", "zoo_rows.py")
 QUICK = {
     "logit_cache.py": "--words 512 --tokens 128 --chunk 64 --repeats 1",
     "merge_scale.py": "--nodes 1 2 --gpus 2 --minutes 0.5",
@@ -29,12 +29,14 @@ SLOW = {
     "isolated_phases.py": "--size tiny --models bert --warmup-s 0.5 --undisturbed-s 0.5 --solo-s 0.2 --rounds 1",
     "loop_overhead.py": "--blocks 10",
     "store_scale.py": "--runs 20",
+    "ui_scale.py": "--runs 20 --hours 0.2",
     "tracker_cost.py": "--rounds 4 --rounds-of-others 4 --block-s 0.02 --width 32 --batch 4",
     "training_rates.py": "--tiny --compile off --steps 10 --batch-size 4 --chunk 256",
 }
 SLOW_WITH_SAMPLES = {
     "binarize.py": "--documents 60 --slice 10 --rounds 1 --workers 1",
-    "generation_speed.py": "--shape tiny --cases 2x2:8/4",
+    "generation_speed.py": "--shape tiny --cases 2x2:8/4 --seconds 0.01 --engines builtin,generate",
+    "review_scale.py": "--rows 200",
 }
 
 

@@ -152,6 +152,15 @@ def test_document_001_loader_and_distillation(old, joulelab, bert_here):
     assert train[train.index("--run-dir") + 1] == "out"
 
 
+@pytest.mark.parametrize(("name", "text"), [("a.csv", "body,label\nx,1\n"), ("a.txt", "x")])
+def test_document_001_data_without_columns_is_refused_before_the_run(joulelab, tmp_path, name, text):
+    Path("raw").mkdir()
+    Path("raw", name).write_text(text)
+    code, _, err = joulelab("prepare", "reviews", "./raw", "--tokenizer", "bert-base-uncased")
+    assert code == 2 and ("no text column" in err or "0 data files" in err)
+    assert not (tmp_path / "store").exists()
+
+
 def test_document_002_configs_are_experiments(old, joulelab):
     assert old("sbatch run_pipeline.sh configs/experiments/kd_32b_to_1b.yaml --data-script logit_caching") == [
         *("submit", "kd-32b-to-1b", "--data-script", "logit_caching")

@@ -19,6 +19,16 @@ def test_a_stage_with_an_early_message_prints_its_duration_at_its_end(capsys):
     assert name == "model.train.phases" and duration[-1] == "ms"
 
 
+def test_stages_that_alternate_have_few_lines(capsys):
+    with PlainProgress() as watching:
+        for _ in range(40):
+            for name in ("student.generate", "student.train"):
+                watching.stage(name, None)
+                watching.finish()
+    names = [line.split()[0] for line in capsys.readouterr().err.splitlines()]
+    assert names.count("student.generate") == names.count("student.train") == 7  # 1 to 4, 8, 16, 32
+
+
 def test_lines_on_stderr_are_wrapped_between_words_on_a_terminal_only(monkeypatch, capsys):
     """A log keeps one line, which grep finds whole; a terminal broke words at its edge."""
     monkeypatch.setenv("COLUMNS", "30")

@@ -25,7 +25,8 @@ def base(tmp_path):
     (tmp_path / "work").mkdir()
 
     def run(*words, cwd=tmp_path / "work"):
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "JOULELAB_RUNS": str(tmp_path / "runs")}
+        path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": path, "JOULELAB_RUNS": str(tmp_path / "runs")}
         command = [sys.executable, "-m", "joulelab", *words]
         return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
 
@@ -47,13 +48,14 @@ def base(tmp_path):
         (("sweep", "train", "gpt2", "--size", "tiny"), "train"),
         (("prepare", "reviews", "sample:reviews"), "train"),
         (("prepare", "dump", "sample:reviews"), "train"),
+        (("new", "compare", "my.yaml", "--data", "my.csv"), "train"),
         (("report", "last"), "report"),
         (("report", "--store"), "report"),
         (("plot", "last"), "report"),
         (("runs", "--compact"), "report"),
         (("query", "select 1"), "query"),
     ],
-    ids=" ".join,
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_a_verb_names_its_extra_and_leaves_nothing(base, tmp_path, words, extra):
     done = base(*words)

@@ -125,6 +125,7 @@ def test_verbose_and_quiet_exclude_each_other(store):
     assert refused.returncode == 2 and "-v and -q were both given" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_run_prints_one_screen_of_progress_and_result(tmp_path):
     words = ("train", "gpt2", "--size", "tiny", "--max_steps", "3", "--estimate-cpu", "--runs-dir", tmp_path)
     done = joulelab(*words)

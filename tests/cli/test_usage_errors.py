@@ -79,7 +79,7 @@ def test_part_is_the_former_name_of_until(tmp_path):
         joulelab_here("run", "kd-tiny", *words, "--dry-run", "--runs-dir", tmp_path / "runs")
         for words in (["--until", "teacher"], ["--part", "teacher"])
     ]
-    assert [done.returncode for done in runs] == [0, 0]
+    assert [done.returncode for done in runs] == [0, 0], runs[0].stderr
     assert runs[0].stdout == runs[1].stdout
     assert (runs[0].stderr, runs[1].stderr) == ("", "--part is now --until: use --until teacher\n")
 
@@ -87,7 +87,7 @@ def test_part_is_the_former_name_of_until(tmp_path):
 def test_require_measured_without_a_sensor_exits_with_3_before_anything_starts(tmp_path):
     words = ["demo-kd", "energy.gpus=none", f"energy.rapl_root={tmp_path}", "--require", "measured"]
     done = joulelab_here("run", *words, "--runs-dir", tmp_path / "runs")
-    assert done.returncode == 3
+    assert done.returncode == 3, done.stderr
     assert "no sensor works on this machine" in done.stderr
     assert not (tmp_path / "runs").exists()
 

@@ -52,7 +52,7 @@ def test_a_pipeline_declares_on_its_spec_that_it_divides_its_work_among_ranks():
     require_ranks(Sharing(pipeline="mine"), nodes=2, ranks=4)
     with pytest.raises(UsageError, match="single process, but 2 x 4") as refused:
         require_ranks(RunSpec(pipeline="mine"), nodes=2, ranks=4)
-    assert "distilbert, dpo, kd, self, sft, synthetic, train" in refused.value.hint
+    assert "distilbert, dpo, kd, on-policy, self, sft, synthetic, train" in refused.value.hint
 
 
 def test_work_that_several_runs_need_is_split_once_and_different_work_one_after_the_other():

@@ -55,8 +55,8 @@ def blocks_of(page: str) -> list[Block]:
 
 # More than ten seconds each (training, SmolLM2, all reviews tokenized): CI runs them with the slow tests.
 SLOW_PAGES = {
-    "compare.md", "distill-encoders.md", "distill-language-models.md", "measure.md", "store.md", "teacher-outputs.md",
-    "train.md",
+    "add-a-dataset.md", "add-a-trainer.md", "compare.md", "distill-encoders.md", "distill-language-models.md",
+    "measure.md", "store.md", "teacher-outputs.md", "train.md",
 }  # fmt: skip
 WITH_EXAMPLES = [page for page in PAGES if any(block.is_example for block in blocks_of(page))]
 

@@ -1,6 +1,7 @@
 """JoulelabCallback in the real transformers.Trainer, on a model small enough for seconds."""
 
 import json
+import time
 
 import pytest
 
@@ -13,6 +14,19 @@ from joulelab.meter.figures import figure_text  # noqa: E402
 from joulelab.runs.store import load_record, run_folders  # noqa: E402
 
 ENERGY = {"gpus": "none", "estimate_cpu": True, "sample_interval_s": 0.05}
+
+
+def busy(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        sum(range(500))
+
+
+class SlowSteps(transformers.TrainerCallback):
+    """Steps of this model end within a tick of the CPU clock and a training before the first reading."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        busy(0.05)
 
 
 class Words(torch.utils.data.Dataset):
@@ -56,6 +70,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     callback = JoulelabCallback("tiny", energy=ENERGY, runs_dir=folder / "runs")
     training = trainer(folder, callback)
+    training.add_callback(SlowSteps())
     training.train()
     return training, callback
 
@@ -109,6 +124,7 @@ def test_losses_and_results_are_in_the_run_folder(trained):
 def test_a_training_that_raises_is_a_failed_run_with_its_joules(tmp_path):
     class Broken(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
+            busy(0.2)  # one step may end within a tick of the CPU clock, and its estimate is then 0
             raise RuntimeError("out of luck")
 
     with (

@@ -1,16 +1,20 @@
 """Marks survive what kills the program that left them."""
 
+import errno
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joulelab.meter.marks import Phase, PhaseBook, RingReader, RingWriter
+from joulelab.meter.marks import Phase, PhaseBook, RingReader, RingWriter, create_ring, remove_ring
 
 
 def test_marks_come_back_in_order_with_phase_and_stage(tmp_path):
@@ -122,3 +126,26 @@ def test_lines_without_sums_have_quantiles_in_the_middle_of_a_bin():
     rows = [{"stage": 1, "phase": 1, "count": 3, "sum_s": 1.83, "max_s": 0.61, "bins": {"-5": 3}}]
     book.add_line({"kind": "phases", "marks_read": 3, "marks_lost": 0, "rows": rows})
     assert book.rows[1, 1].quantile_s(0.5) == pytest.approx(10 ** (-4.5 / 20))
+
+
+def test_where_files_cannot_be_shared_by_mapping_the_ring_is_local_and_leaves_nothing(tmp_path, monkeypatch):
+    """As on FUSE with direct_io; tests/attack/environments.py uses a real one."""
+    real, local = mmap.mmap, tmp_path / "local"
+    local.mkdir()
+
+    def refusing(descriptor, *words, **options):
+        if descriptor >= 0 and Path(f"/proc/self/fd/{descriptor}").readlink().parent == tmp_path / "store":
+            raise OSError(errno.ENODEV, "No such device")
+        return real(descriptor, *words, **options)
+
+    monkeypatch.setattr("joulelab.meter.marks.mmap.mmap", refusing)
+    monkeypatch.setattr(tempfile, "tempdir", str(local))
+    path = tmp_path / "store" / "a.ring"
+    ring = create_ring(path)
+    ring.write(1, 10, 20)
+    assert [mark.begin_ns for mark in RingReader(path).drain()] == [10]
+    copied = tmp_path / "store" / "copied.ring"
+    copied.write_bytes(path.read_bytes())
+    assert [mark.end_ns for mark in RingReader(copied).drain()] == [20]
+    remove_ring(path)
+    assert not list(local.iterdir()) and not path.is_symlink()

@@ -1,9 +1,12 @@
 """A power cap is set only where asked for, within what the card takes, and always taken back."""
 
+import fcntl
+
 import pytest
 from fake_nvml import FakeNvml, NVMLError
 
 from joulelab.errors import ConfigError, SensorMissing
+from joulelab.meter import power_cap as capping
 from joulelab.meter.power_cap import power_cap, restore_power_limits
 
 
@@ -112,3 +115,13 @@ def test_after_a_restart_of_the_machine_the_driver_has_forgotten_the_cap(saved, 
     monkeypatch.setattr("joulelab.clock.boot_id", lambda: "a later boot")
     assert restore_power_limits(saved, nvml) == []
     assert not saved.exists()
+
+
+def test_a_holder_that_hangs_does_not_hang_the_next(tmp_path, monkeypatch):
+    saved = tmp_path / "limits"
+    saved.write_text("")
+    monkeypatch.setattr(capping, "LOCK_LIMIT_S", 0.2)
+    with saved.open("r+b") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        with capping._alone_with(saved) as exists:
+            assert exists

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import PATIENCE_MS
 
 from joulelab.meter.figures import labeled_text
 from joulelab.report.compare.method_rows import compare
@@ -20,10 +20,7 @@ from joulelab.report.wording import ratio_cell
 from joulelab.runs.artifacts import unmetered
 from joulelab.runs.index import IndexReporter
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
 WIDTHS = (1280, 390)
-PATIENCE_MS = 180_000  # a busy machine renders slowly
 OPEN_ALL = "document.querySelectorAll('details.part').forEach(d => { d.open = true; })"
 EVIL = "</script><script>document.title='owned'</script>"
 
@@ -33,18 +30,6 @@ class Visit:
     page: Any
     problems: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip(f"no browser to look at the page with: none of {', '.join(BROWSERS)} is on the PATH")
-    with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=found, args=FLAGS)
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")

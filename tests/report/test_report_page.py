@@ -214,3 +214,10 @@ def test_a_short_value_of_a_tile_is_on_one_line(made, tmp_path: Path) -> None:
     text = without_library(write_report(made.write_group(tmp_path, [made.labels_only(0, 790)])))
     assert re.search(r'<dt>Electricity</dt><dd><strong class="whole">', text)
     assert ".tile strong.whole { white-space: nowrap; }" in text
+
+
+def test_an_edited_environment_is_shown_as_far_as_it_has_its_types(tmp_path):
+    sections = {"cpu": [1], "packages": 3, "gpus": {"a": 1}, "code": {"commit": 1.5}, "joulelab_code": "x"}
+    (tmp_path / "environment.json").write_text(json.dumps(sections))
+    cells = provenance.environment_cells(tmp_path)
+    assert (cells["memory"], cells["GPUs"], cells["your folder"]) == ("-", "none", "commit 1.5")

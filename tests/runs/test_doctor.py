@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ from joulelab.cli.main import app
 from joulelab.errors import SensorMissing, UsageError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, SensorUnavailable
-from joulelab.runs.doctor import commands, component_states, findings
+from joulelab.runs.doctor import commands, component_states, demand, diagnose, findings
 from joulelab.runs.environment import DiscoveredSensors, demand_sensors, discover_sensors
 
 ESTIMATE = Device("estimate:cpu", "cpu_estimate", "EPYC", gain_error_rel=0.7, facts={"w_per_thread": 2.5})
@@ -51,6 +52,25 @@ def test_a_sensor_of_the_whole_node_does_not_measure_this_job():
     node = Device("rapl:package-0", "cpu", "package-0", counted=False, facts={"reason": "shared node"})
     assert states(node)["cpu"].status == "missing"
     assert states(node)["cpu"].why == "shared node"
+
+
+def test_node_meters_are_listed_and_do_not_count_as_measured_energy(monkeypatch):
+    bmc = Device("node:ipmi", "node", "IPMI node power", counted=False, refresh_s=1.0, gain_error_rel=0.1)
+    silent = SensorUnavailable("node", "Redfish node power: no reading", "set JOULELAB_REDFISH")
+    sensors = DiscoveredSensors((bmc,), (silent, NO_GPU))
+    rows = [state for state in component_states(sensors) if state.component == "node"]
+    assert [(row.status, row.by, row.fix) for row in rows] == [
+        ("measured", "IPMI node power", ""),
+        ("missing", "-", "set JOULELAB_REDFISH"),
+    ]
+    assert "never added" in rows[0].why
+    monkeypatch.setattr("joulelab.runs.doctor.discover_sensors", lambda config: sensors)
+    with pytest.raises(SensorMissing):
+        demand(diagnose(EnergyConfig(), Path.cwd(), seconds=0.1))
+
+
+def test_a_machine_without_a_node_meter_has_no_row_for_it():
+    assert "node" not in states(H200, missing=[NO_GPU])
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ import json
 import shutil
 import tarfile
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from joulelab.cli.archive import unpack as unpack_verb
-from joulelab.errors import InvalidMeasurement, JoulelabError, NotFoundError, UsageError
+from joulelab.errors import InvalidMeasurement, JoulelabError, NotFoundError, StorageFailed, UsageError
 from joulelab.runs import pack as unpacking
 from joulelab.runs.groups import GroupRecord, Member
 from joulelab.runs.lock import holding
@@ -221,6 +222,14 @@ def test_a_full_disk_is_no_fault_of_the_archive(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(unpacking, "_copy", full)
     with pytest.raises(OSError, match="No space left"):
         unpack(tmp_path / "x.zip", tmp_path / "out")
+
+
+def test_an_archive_that_does_not_fit_is_refused_before_the_disk_is_full(folder, tmp_path, monkeypatch):
+    pack([folder], [], tmp_path / "x.zip")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(StorageFailed, match=r"contains at least .*1.00 kB free"):
+        unpack(tmp_path / "x.zip", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith((".out", "out"))) == []
 
 
 @pytest.mark.parametrize("content", ['{"run_id": ', "{}", "[1, 2]"])

@@ -12,7 +12,6 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.health import collect_health
 from joulelab.runs.context import SilentProgress
 from joulelab.runs.prerun import (
-    Expected,
     burn_check,
     enforce,
     hardware_checks,
@@ -23,6 +22,7 @@ from joulelab.runs.prerun import (
     throttling_check,
 )
 from joulelab.runs.record import IdleBaseline, Segment
+from joulelab.runs.spec import HardwareAssertions
 from joulelab.runs.store import load_record
 from joulelab.train import burn
 
@@ -30,11 +30,11 @@ H200 = {"name": "NVIDIA H200", "memory_bytes": 140 * 1024**3}
 
 
 def results(present, **expected):
-    return {check.name: check.ok for check in hardware_checks(present, Expected(**expected))}
+    return {check.name: check.ok for check in hardware_checks(present, HardwareAssertions(**expected))}
 
 
 def test_what_was_asserted_and_is_there_holds():
-    assert results([H200, H200], gpu="H200", gpus=2, min_memory_gib=130) == {
+    assert results([H200, H200], gpu_name="H200", gpu_count=2, min_gpu_memory_gib=130) == {
         "GPU name": True,
         "GPU count": True,
         "GPU memory": True,
@@ -43,25 +43,25 @@ def test_what_was_asserted_and_is_there_holds():
 
 @pytest.mark.parametrize(
     ("expected", "name"),
-    [({"gpu": "H100"}, "GPU name"), ({"gpus": 8}, "GPU count"), ({"min_memory_gib": 150}, "GPU memory")],
+    [({"gpu_name": "H100"}, "GPU name"), ({"gpu_count": 8}, "GPU count"), ({"min_gpu_memory_gib": 150}, "GPU memory")],
 )
 def test_what_was_asserted_and_is_not_there_fails_and_is_required(expected, name):
-    (check,) = hardware_checks([H200], Expected(**expected))
+    (check,) = hardware_checks([H200], HardwareAssertions(**expected))
     assert (check.name, check.ok, check.required) == (name, False, True)
 
 
 def test_a_name_is_a_word_not_a_part_of_one():
-    assert results([{"name": "NVIDIA A100-SXM4-80GB"}], gpu="A10") == {"GPU name": False}
-    assert results([{"name": "NVIDIA A100-SXM4-80GB"}], gpu="a100") == {"GPU name": True}
+    assert results([{"name": "NVIDIA A100-SXM4-80GB"}], gpu_name="A10") == {"GPU name": False}
+    assert results([{"name": "NVIDIA A100-SXM4-80GB"}], gpu_name="a100") == {"GPU name": True}
 
 
 def test_no_gpu_meets_no_assertion_but_that_of_none():
-    assert results([], gpu="H200", min_memory_gib=1) == {"GPU name": False, "GPU memory": False}
-    assert results([], gpus=0) == {"GPU count": True}
+    assert results([], gpu_name="H200", min_gpu_memory_gib=1) == {"GPU name": False, "GPU memory": False}
+    assert results([], gpu_count=0) == {"GPU count": True}
 
 
 def test_one_small_card_among_large_ones_is_found():
-    assert results([H200, {"name": "NVIDIA H200", "memory_bytes": 1}], min_memory_gib=130) == {"GPU memory": False}
+    assert results([H200, {"name": "NVIDIA H200", "memory_bytes": 1}], min_gpu_memory_gib=130) == {"GPU memory": False}
 
 
 def ticks(stamps_s):
@@ -146,7 +146,9 @@ def test_the_burn_in_loads_every_card_that_torch_sees(monkeypatch):
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory):
     store = tmp_path_factory.mktemp("runs")
-    return prerun(store, EnergyConfig(sample_interval_s=0.1, gpus="none"), Expected(gpus=3), 1.0, SilentProgress())
+    return prerun(
+        store, EnergyConfig(sample_interval_s=0.1, gpus="none"), HardwareAssertions(gpu_count=3), 1.0, SilentProgress()
+    )
 
 
 def test_a_prerun_is_a_run_with_its_report_next_to_the_record(rehearsed):

@@ -4,6 +4,7 @@ import csv
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -106,11 +107,19 @@ class FakeTracker:
             handler.out(self.total(), None)
 
 
+@dataclass
+class FakeColumns:
+    task_name: str
+    energy_consumed: float
+
+
 @pytest.fixture
 def fake_codecarbon(monkeypatch):
     output = SimpleNamespace(OutputMethod=SimpleNamespace(CSV="csv"))
     monkeypatch.setitem(sys.modules, "codecarbon", SimpleNamespace(OfflineEmissionsTracker=FakeTracker))
     monkeypatch.setitem(sys.modules, "codecarbon.output_methods.base_output", output)
+    columns = SimpleNamespace(EmissionsData=FakeColumns, TaskEmissionsData=FakeColumns)
+    monkeypatch.setitem(sys.modules, "codecarbon.output_methods.emissions_data", columns)
     monkeypatch.setattr(FakeTracker, "made", [])
 
 
@@ -120,7 +129,7 @@ def test_run_and_phases_use_one_tracker_and_one_conversion_to_joules(tmp_path):
 
     with track_run(tmp_path, "h", 1, ON):
         pass
-    row = _LevelTracker("steps", "rank0", None).stop("forward", 1)
+    row = _LevelTracker("steps", "rank0", None, grid="none").stop("forward", 1)
     (line, _) = [line for line in read_lines(tmp_path / "codecarbon" / "readings.h.1.jsonl") if "cpu_j" in line]
     joules = {"energy_j": 3600.0, "cpu_j": 1800.0, "gpu_j": 1080.0, "ram_j": 720.0}
     assert {name: line[name] for name in joules} == pytest.approx(joules)

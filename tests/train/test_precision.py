@@ -115,7 +115,7 @@ def test_a_clipped_step_is_as_long_as_allowed():
 
 @pytest.mark.parametrize("how", ["default", "blocks"])
 def test_a_compiled_step_gives_the_same_weights(how):
-    """In a process of its own: what other tests have imported is then no part of it."""
+    """In a separate process: what other tests have imported is then no part of it."""
     program = f"from test_precision import gap, weights; assert gap(weights(), weights(compile='{how}')) < 1e-5"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=300

@@ -55,3 +55,21 @@ def test_a_trainer_with_a_mistake_is_refused_before_the_run(joulelab, tmp_path, 
 
 def test_no_file_is_the_simple_trainer():
     assert load_trainer("") is SimpleTrainer
+
+
+def test_a_wrong_number_of_parameters_is_reported(joulelab, tmp_path):
+    guide = (Path(__file__).parents[2] / "docs" / "add-a-dataset.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"<!-- file: ramps.py -->\n```python\n(.*?)```", guide, re.DOTALL)
+    Path("ramps.py").write_text(code.replace("parameters=562", "parameters=999"))
+    words = ["train", "./ramps.py", "--size", "tiny", "--dataset_split", "train[:100]", "--train_stats", "simple-steps"]
+    code, _, err = joulelab(*words, *CPU)
+    assert code == 0, err
+    (path,) = (tmp_path / "store").glob("*/run.json")
+    record = load_record(path.parent)
+    assert any("states parameters=999" in note.text and "has 562" in note.text for note in record.validity.notes)
+    samples = sum(stage.samples or 0 for stage in record.stages if stage.name in ("model.train", "model.train.setup"))
+    assert samples == 96, "six whole batches of 16 out of 100 samples"
+    steps = (path.parent / "stats" / "simple" / "steps.csv").read_text().splitlines()
+    assert steps[0] == "step,input_s,forward_s,backward_s,optimizer_step_s,step_s"
+    assert [row.split(",")[0] for row in steps[1:]] == ["1", "2", "3", "4", "5", "6"]
+    assert len(re.findall(r"^step \d: .* ms \(input .* ms, forward", err, re.MULTILINE)) == 6

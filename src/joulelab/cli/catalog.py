@@ -148,14 +148,19 @@ FAMILIES = (
     Family("DistilBERT as published", _ONE_GPU, {"distilbert": ""}, ("distilbert", "distilbert-seed")),
     Family("Question answering on synthetic stories", _ANY_CPU, {"squad-tiny": ""}, ("squad-tiny*",)),
     Family("Question answering on SQuAD", _ONE_GPU, {"squad": ""}, ("squad", "squad-labels")),
-    Family("Small language models, five methods", _ANY_CPU, {"compare-tiny": "8 min"}, ("*-tiny",)),
+    Family("Small language models, six methods", _ANY_CPU, {"compare-tiny": "8 min"}, ("*-tiny",)),
     Family(
-        "Language models of 30 M parameters, five methods",
+        "Language models of 30 M parameters, six methods",
         _ONE_GPU,
         {"compare-small": "13 min", "compare-codecs-small": "6 min"},
         ("*-small",),
     ),
-    Family("OLMo-2 32B into 1B, 7B or 13B", _LARGE_GPU, {"sft-32b-to-1b": "", "kd-32b-to-1b": ""}, ("*-32b-to-*",)),
+    Family(
+        "OLMo-2 32B into 1B, 7B or 13B",
+        _LARGE_GPU,
+        {"compare-32b": "", "kd-32b-to-1b": ""},
+        ("compare-32b", "*-32b-to-*"),
+    ),
 )
 
 

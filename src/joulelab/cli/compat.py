@@ -229,7 +229,9 @@ SCRIPTS = (
         ("run_experiment.py",),
         "joulelab run",
         {"--config": "{experiment}", **_same("--data-script", "--run-dir")},
-        note="the published configurations are experiments: configs/experiments/kd_32b_to_1b.yaml is kd-32b-to-1b",
+        note="the published configurations are experiments: configs/experiments/kd_32b_to_1b.yaml is kd-32b-to-1b; "
+        "sft_* is synthetic-32b-to-* here where its synthetic_dataset_path has the teacher's answers; "
+        "--data-script olmo_benchmark is `joulelab evaluate MODEL --tasks ...`",
     ),
     OldScript(
         "002",

@@ -185,8 +185,12 @@ def _one_line(cell: str) -> str:
 # Progress of a run, on stderr: bars on a terminal, plain lines in a log, nothing with -q.
 
 
+_FIRST_SEGMENTS = 4
+
+
 class PlainProgress:
-    """One line per finished stage, for logs of batch jobs; the segments of a stage in a row share a line.
+    """One line per finished stage, for logs of batch jobs; the segments of a stage in a row share a line. A stage that
+    alternates with others has lines after its segments 1 to 4, 8, 16, 32, ..., with the time since its last line.
 
     `stages=False` leaves out stages and messages other than warnings: a group has a line per member instead.
     """
@@ -198,6 +202,8 @@ class PlainProgress:
         self._start_s = 0.0
         self._seconds = 0.0
         self._text = ""
+        self._segments: dict[str, int] = {}
+        self._unshown_s: dict[str, float] = {}
         self.written: set[str] = set()
 
     def __enter__(self) -> PlainProgress:
@@ -237,7 +243,12 @@ class PlainProgress:
     def _end_line(self) -> None:
         self.finish()
         if self._stage and self._stages:
-            self.line(_stage_line(self._stage, self._seconds, self._text))
+            number = self._segments[self._stage] = self._segments.get(self._stage, 0) + 1
+            seconds = self._unshown_s.pop(self._stage, 0.0) + self._seconds
+            if number <= _FIRST_SEGMENTS or number & (number - 1) == 0:
+                self.line(_stage_line(self._stage, seconds, self._text))
+            else:
+                self._unshown_s[self._stage] = seconds
         self._stage = ""
 
 

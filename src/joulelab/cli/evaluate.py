@@ -45,10 +45,31 @@ def evaluate(
         str | None,
         typer.Option("--data", metavar="FILE", help="JSONL with prompt, answer and optional choices in each line."),
     ] = None,
+    grader: Annotated[
+        str | None,
+        typer.Option("--grader", metavar="text|math-verify", help="How free answers are compared (default: text)."),
+    ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            "--judge",
+            metavar="MODEL",
+            help="Model that judges answers to --data: against `reference` (AlpacaEval), else by grades (MT-Bench).",
+        ),
+    ] = None,
+    judge_server: Annotated[
+        str | None, typer.Option("--judge-server", metavar="URL", help="OpenAI-compatible server that runs the judge.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", metavar="N", help="Maximum tokens of an answer (default: 64).")
+    ] = None,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Items per task (default: all).")] = None,
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Questions per call (default: 8).")] = None,
     precision: Annotated[
-        str | None, typer.Option("--precision", metavar="fp32|bf16|fp16", help="Type of the weights (default: fp32).")
+        str | None,
+        typer.Option(
+            "--precision", metavar="NAME", help="fp32, bf16, fp16, int8, nf4, fp8, fp8-weights or int4 (default: fp32)."
+        ),
     ] = None,
     chat_template: Annotated[
         str | None,
@@ -74,6 +95,8 @@ def evaluate(
 
       joulelab evaluate sample:smollm2 --data sample:reviews --limit 100
 
+      joulelab evaluate sample:smollm2 --data mt_bench.jsonl --judge my-org/judge --max-new-tokens 256
+
       joulelab evaluate my-org/model --tasks gsm8k,mmlu,ifeval --precision bf16 --batch-size 32
     """
     from joulelab.cli.run import RunOptions, start_run
@@ -85,7 +108,10 @@ def evaluate(
 FLAGS: Mapping[str, Flag] = {
     **{
         name: Flag(name)
-        for name in ("task_folder", "data", "limit", "batch_size", "precision", "chat_template", "device")
+        for name in (
+            *("task_folder", "data", "grader", "judge", "judge_server", "max_new_tokens", "limit", "batch_size"),
+            *("precision", "chat_template", "device"),
+        )
     },
     "tasks": Flag("tasks", read_names),
     "require": Flag("energy.require"),

@@ -1,7 +1,8 @@
 """`joulelab infer`: latency and energy per inference.
 
-Four ways, each with its own options: measure models, measure generated text (`--generate`, `--prompts`), compute energy
-per inference from a power log (`--from-log`), or compare the inference runs of a student and its teacher (`--against`).
+Five ways, each with its own options: measure models, measure generated text (`--generate`, `--prompts`), measure a
+server under load (`--server`, `--engine`), compute energy per inference from a power log (`--from-log`), or compare the
+inference runs of a student and its teacher (`--against`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 
 _MODEL, _TEXT = "Measure models", "Measure generated text (with --generate or --prompts)"
+_SERVER = "Measure a server under load (with --server or --engine)"
 _PAIR, _LOG = "Compare a student with its teacher (measures nothing)", "Compute from a power log (measures nothing)"
 
 
@@ -77,7 +79,7 @@ def infer(
             _MODEL,
             "NAME,...",
             "fp32, tf32, autocast-bf16, autocast-fp16 (weights cast on every call), bf16, fp16 (weights cast once); "
-            "default: fp32.",
+            "quantized weights: int8, nf4, fp8, fp8-weights, int4; default: fp32. A GGUF file is dequantized.",
             "--dtype",
         ),
     ] = None,
@@ -152,10 +154,57 @@ def infer(
         ),
     ] = None,
     prompt_tokens: Annotated[
-        int | None, _option(_TEXT, "N", "Length of random prompts in tokens (default: 256).", "--prompt-tokens")
+        str | None,
+        _option(
+            _TEXT,
+            "N",
+            "Length of random prompts in tokens (default: 256); of a server also 64-512 (uniform) or "
+            "lognormal:MEDIAN,SIGMA.",
+            "--prompt-tokens",
+        ),
     ] = None,
     new_tokens: Annotated[
-        int | None, _option(_TEXT, "N", "Tokens per response (default: 128).", "--new-tokens")
+        str | None,
+        _option(_TEXT, "N", "Tokens per response (default: 128); of a server also as above.", "--new-tokens"),
+    ] = None,
+    server: Annotated[
+        str | None,
+        _option(
+            _SERVER,
+            "URL",
+            "A running server of the OpenAI protocol, up to /v1; --model names its model. The API key is read from "
+            "OPENAI_API_KEY.",
+            "--server",
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        _option(_SERVER, "builtin", "Start an engine with --model MODEL for this run.", "--engine"),
+    ] = None,
+    concurrency: Annotated[
+        str | None,
+        _option(_SERVER, "N,...", "Numbers of clients, each with one request at a time (1,4,16).", "--concurrency"),
+    ] = None,
+    rate: Annotated[
+        str | None, _option(_SERVER, "R,...", "Mean arrivals per second, with Poisson arrivals.", "--rate")
+    ] = None,
+    duration: Annotated[
+        float | None,
+        _option(_SERVER, "S", "Steady seconds per row; the warm-up is detected and left out (20).", "--duration"),
+    ] = None,
+    max_ttft: Annotated[
+        float | None, _option(_SERVER, "MS", "Limit of the time to first token, in milliseconds.", "--max-ttft")
+    ] = None,
+    max_tpot: Annotated[
+        float | None, _option(_SERVER, "MS", "Limit of the time per output token, in milliseconds.", "--max-tpot")
+    ] = None,
+    percentile: Annotated[
+        int | None,
+        _option(_SERVER, "50|90|95|99", "Percentile of requests that keeps the limits (95).", "--percentile"),
+    ] = None,
+    table: Annotated[
+        Path | None,
+        _option(_SERVER, "FILE", "Also write the rows as .csv or .json, with the columns of ML.ENERGY.", "--table"),
     ] = None,
     against: Annotated[
         list[str] | None,
@@ -207,6 +256,10 @@ def infer(
 
       joulelab infer smollm2 --prompts questions.jsonl --new-tokens 64
 
+      joulelab infer --server http://localhost:8000/v1 --max-tpot 50
+
+      joulelab infer --engine builtin --model smollm2 --concurrency 1,4,16
+
       joulelab infer --from-log power.csv --latency-ms 4.37
 
       joulelab infer STUDENT_RUN --against TEACHER_RUN --distilled-by DISTILLATION_RUN
@@ -227,6 +280,11 @@ def infer(
     from joulelab.cli.run import RunOptions, start_run
     from joulelab.runs.store import store_root
 
+    if usage == "serving":
+        from joulelab.cli.serve import measure_server
+
+        measure_server(params, RunOptions(store_root(runs_dir), as_json, dry_run))
+        return
     name, specs = inference_request(params)
     if len(specs) > 1:
         infer_models(store_root(runs_dir), name, specs, sort or "", dry_run, as_json)
@@ -240,17 +298,25 @@ def infer(
 _FOR_LOGS = ("from_log", "latency_ms", "idle_from", "time_zone", "period")
 _FOR_PAIRS = ("against", "distilled_by")
 _FOR_TEXT = ("prompts", "prompt_tokens", "new_tokens")
+_FOR_SERVERS = (
+    *("server", "engine", "concurrency", "rate", "duration", "max_ttft", "max_tpot", "percentile", "table"),
+)
+_ALSO_FOR_SERVERS = (
+    *("words", "prompts", "prompt_tokens", "new_tokens", "dtype", "device", "batch_size", "threads", "max_time"),
+    *("estimate_cpu", "dry_run", "require", "require_grade", "runs_dir", "as_json"),
+)
 _NOT_FOR_TEXT = ("seq_length", "norm", "size", "weights")
 
 
 def with_named_models(params: Mapping[str, Any]) -> dict[str, Any]:
     """The models of `-m MODEL` and those named as arguments."""
     named = params.get("model_option") or []
-    return {**params, "model_option": None, "words": [*named, *(params["words"] or [])]}
+    own = {name: value for name, value in params.items() if name not in ("verbose", "quiet")}
+    return {**own, "model_option": None, "words": [*named, *(params["words"] or [])]}
 
 
 def usage_of(params: Mapping[str, Any]) -> str:
-    """`log`, `pair`, `text` or `model`; an option of another one is refused."""
+    """`log`, `pair`, `serving`, `text` or `model`; an option of another one is refused."""
     given = [name for name, value in params.items() if value not in (None, (), []) and value is not False]
     if "from_log" in given:
         _refuse_others("--from-log, which measures nothing", given, {*_FOR_LOGS, "as_json"})
@@ -258,7 +324,12 @@ def usage_of(params: Mapping[str, Any]) -> str:
     if "against" in given:
         _refuse_others("--against, which measures nothing", given, {*_FOR_PAIRS, "words", "runs_dir", "as_json"})
         return "pair"
+    if "server" in given or "engine" in given:
+        _refuse_others("--server and --engine", given, {*_FOR_SERVERS, *_ALSO_FOR_SERVERS})
+        return "serving"
     for name in given:
+        if name in _FOR_SERVERS:
+            raise UsageError(f"{_flag(name)} applies to a server", "add --server URL, or --engine builtin")
         if name in _FOR_LOGS:
             raise UsageError(f"{_flag(name)} applies to a power log", "add --from-log FILE")
         if name in _FOR_PAIRS:
@@ -376,6 +447,12 @@ def _numbers(text: str) -> list[int]:
         raise UsageError(f"'{text}' is not a list of whole numbers", "separate them with commas: 1,8,32") from None
 
 
+def _number(text: str) -> int:
+    if not str(text).strip().isdecimal():
+        raise UsageError(f"'{text}' is not a whole number", "write one number; ranges are for --server and --engine")
+    return int(text)
+
+
 def _fraction(text: str) -> float:
     """`2%` and `0.02` mean the same."""
     number = text.strip().removesuffix("%")
@@ -404,8 +481,8 @@ FLAGS: Mapping[str, Flag] = {
     "weights": Flag("weights"),
     "size": Flag("size"),
     "device": Flag("device"),
-    "prompt_tokens": Flag("prompt_tokens"),
-    "new_tokens": Flag("new_tokens"),
+    "prompt_tokens": Flag("prompt_tokens", _number),
+    "new_tokens": Flag("new_tokens", _number),
     "prompts": Flag("prompts", str),
     "require": Flag("energy.require"),
     "require_grade": Flag("energy.require_grade"),

@@ -179,21 +179,22 @@ def prerun(
     """
     from joulelab.cli.console import watching
     from joulelab.meter.config import EnergyConfig
-    from joulelab.runs.prerun import Expected, enforce
+    from joulelab.runs.prerun import enforce
     from joulelab.runs.prerun import prerun as run_prerun
+    from joulelab.runs.spec import HardwareAssertions, load_spec
     from joulelab.runs.store import store_root
 
-    energy = EnergyConfig()
+    energy, expected = EnergyConfig(), HardwareAssertions()
     if experiment is not None:
-        from joulelab.runs.spec import load_spec
-
-        energy = load_spec(experiment).energy
+        spec = load_spec(experiment)
+        energy, expected = spec.energy, spec.hardware
     if run_dir is not None:
         from joulelab.runs.paths import require_no_runs
 
         require_no_runs(run_dir)
     note(f"prerun: idle, load, idle, {seconds:g} s each")
-    expected = Expected(expect_gpu, gpus, min_memory_gib)
+    options = {"gpu_name": expect_gpu, "gpu_count": gpus, "min_gpu_memory_gib": min_memory_gib}
+    expected = expected.model_copy(update={name: value for name, value in options.items() if value is not None})
     with watching() as progress:
         report = run_prerun(store_root(runs_dir), energy, expected, seconds, progress, strict, run_dir)
     if as_json:

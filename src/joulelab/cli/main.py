@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import errno
 import io
 import os
 import sys
@@ -26,13 +28,15 @@ from joulelab.cli import (
     prepare,
     report,
     run,
+    serve,
     slurm_jobs,
     sweep,
     train,
+    ui,
 )
 from joulelab.cli import machine as monitor
 from joulelab.cli.options import GroupedCommand, with_detail_options
-from joulelab.errors import JoulelabError, UsageError
+from joulelab.errors import JoulelabError, OutOfMemory, UsageError
 from joulelab.redaction import printable
 
 
@@ -99,6 +103,7 @@ add(RUN, "demo", run.demo, "Distill a student three ways; compare energy and acc
 add(RUN, "run", run.run, "Run an experiment and report the energy of every stage.")
 add(RUN, "train", train.train, "Train a zoo model and report its energy.")
 add(RUN, "infer", infer.infer, "Measure energy and latency of inference; compare models.", GroupedCommand)
+add(RUN, "serve", serve.serve, "Serve a language model on this machine (OpenAI protocol).")
 add(RUN, "evaluate", evaluate.evaluate, "Evaluate a language model; report quality and energy.")
 add(RUN, "sweep", sweep.sweep, "Run every combination of some settings, N times each.", ignore_unknown_options=True)
 add_several(RUN, "prepare", prepare.app, "Prepare a distillation: text, tokens, counts, student.")
@@ -115,6 +120,7 @@ add(CLUSTER, "watch", slurm_jobs.watch, "Show stage, power and energy so far of 
 add(CLUSTER, "cancel", slurm_jobs.cancel, "Cancel the Slurm jobs of a run or group.")
 
 RESULTS = "Read results"
+add(RESULTS, "ui", ui.ui, "Show runs, live power and energy in the browser.")
 add(RESULTS, "runs", browse.runs, "List the runs and groups of the store with their energy.")
 add(RESULTS, "show", browse.show, "Print the stages and energy of a run or a comparison.")
 add(RESULTS, "compare", report.compare, "Compare runs: quality, energy, break-even, differences.")
@@ -153,11 +159,42 @@ def _version(version: bool = typer.Option(False, "--version", help="Print the ve
 _BadCommandLine: type[Any] = typer.BadParameter.__base__ or typer.BadParameter
 
 
-def main() -> None:
+# What we print and ASCII or Latin-1 lack; file names of users are escaped.
+_PLAIN = {"±": "+/-", "≥": ">=", "≤": "<=", "µ": "u", "×": "x", "–": "-", "—": "-", "…": "...", "²": "^2", "₂": "2"}
+
+
+def _replace_in_plain(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Error handler of streams whose encoding has no `±`."""
+    if not isinstance(error, UnicodeEncodeError) or error.object[error.start] not in _PLAIN:
+        return codecs.backslashreplace_errors(error)
+    return _PLAIN[error.object[error.start]], error.start + 1
+
+
+def _prepare_streams() -> None:
+    """Open streams that are closed, and let no character fail.
+
+    Without the first, the next file that is opened gets the number of the closed stream, and what other code prints
+    would be written into it.
+    """
+    codecs.register_error("joulelab", _replace_in_plain)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor == number:
+                os.set_inheritable(descriptor, True)  # the measured program gets it too
+            setattr(sys, name, os.fdopen(descriptor, "w" if number else "r", encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding lacks is no reason to fail
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="joulelab")
+
+
+def main() -> None:
+    _prepare_streams()
     try:
+        try:
+            os.getcwd()  # noqa: PTH109 (the cheapest way to ask)
+        except FileNotFoundError:
+            raise UsageError("the current directory was deleted", "change to an existing one") from None
         code = app(prog_name="joulelab", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except _BadCommandLine as error:
@@ -173,10 +210,14 @@ def main() -> None:
     except BrokenPipeError:  # the reader closed the pipe, as in `joulelab runs | head`
         sys.stderr.close()
         sys.exit(0)
+    except MemoryError:
+        exit_with(OutOfMemory("this process got no more memory", "free some memory or raise the limit (`ulimit -v`)"))
     except OSError as error:
         from joulelab.runs.paths import storage_failure
 
         failure: JoulelabError | None = storage_failure(error)
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            failure = UsageError("too many open files", "raise the limit: ulimit -n 1024")
         if failure is None and error.filename is not None:  # permissions, a name that is too long, a folder for a file
             failure = UsageError(f"{os.fsdecode(error.filename)[:200]}: {error.strerror}", "check the path")
         if failure is None:

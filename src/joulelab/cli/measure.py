@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FLAGS: Mapping[str, Flag] = {
     "name": Flag("name"),
+    "tag": Flag("tags"),
     "repeat": Flag("repeat"),
     "warmup": Flag("warmup"),
     "interval": Flag("energy.sample_interval_s"),
@@ -52,6 +53,10 @@ def measure(
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", help="Name of the run (default: the program's name).", show_default=False)
+    ] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="WORD", help="A word to find the run by in `joulelab ui`; may be repeated."),
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", metavar="K", help="Number of measured runs.")] = 1,
     warmup: Annotated[
@@ -138,7 +143,7 @@ def measure(
     from joulelab.runs.attempt import close_run
     from joulelab.runs.environment import demand_sensors
     from joulelab.runs.measure.program import CannotStart, find_program
-    from joulelab.runs.measure.result import measure_program, queued_spec
+    from joulelab.runs.measure.result import RecordLost, measure_program, queued_spec
     from joulelab.runs.paths import RunPaths, require_no_runs
     from joulelab.runs.store import load_record, store_root
     from joulelab.runs.validity import enforce
@@ -162,11 +167,14 @@ def measure(
             raise typer.Exit(error.exit_code) from None
         raise
     result = measure_program(store_root(runs_dir), spec, executable, command, _OnStderr(), run_dir)
-    if json_to is not None:
-        _write(json_to, result.model_dump_json(indent=2))
-    record = load_record(Path(result.folder))
-    lines = [result.model_dump_json()] if as_json else [wrapped(line, 10) for line in result_lines(result, record)]
-    _print("\n".join(lines))
+    try:
+        if json_to is not None:
+            _write(json_to, result.model_dump_json(indent=2))
+        record = load_record(Path(result.folder))
+        lines = [result.model_dump_json()] if as_json else [wrapped(line, 10) for line in result_lines(result, record)]
+        _print("\n".join(lines))
+    except Exception as problem:
+        raise RecordLost(problem, Path(result.folder), result.exit_code) from problem
     if result.exit_code == 0:
         enforce(record)
     raise typer.Exit(result.exit_code)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joulelab.errors import ConfigError, UsageError, refuse_all
+from joulelab.lookup import absent_packages, require_extra
 
 if TYPE_CHECKING:
     from joulelab.data.text import Columns
@@ -60,6 +61,8 @@ def compare(
 
       joulelab new compare chats.yaml --data chats.jsonl --teacher sample:smollm2 --seeds 2
     """
+    if absent_packages("pyarrow"):  # reads the data; the extra is the one that runs the file
+        require_extra("joulelab new compare", "train")
     if file.suffix not in (".yaml", ".yml"):
         raise UsageError(f"{file} is not a YAML file", f"name it {file.with_suffix('.yaml')}")
     if file.exists():
@@ -120,7 +123,7 @@ def _data_for(data: str, models: list[str], teacher: str | None) -> _Data:
 def _recognize(data: str) -> _Data:
     from joulelab.data import sources
     from joulelab.data.image_folders import SUFFIXES
-    from joulelab.data.text import NO_COLUMN_NAMES, UNSPLIT, ColumnChoice, guess_columns, read_parts
+    from joulelab.data.text import NO_COLUMN_NAMES, UNSPLIT, ColumnChoice, guess_columns, open_parts
 
     place = sources.parse(data)
     if place.path is None:
@@ -134,11 +137,11 @@ def _recognize(data: str) -> _Data:
         text = place.path.read_text(encoding="utf-8", errors="replace")
         return _Data("text", rows=text.count("\n"), characters=len(text))
     subset = "short" if place.kind == "sample" else "all"
-    read = read_parts(data, subset, ColumnChoice(labeled=False))
+    read = open_parts(data, subset, ColumnChoice(labeled=False))
     header = not any(NO_COLUMN_NAMES in note for note in read.notes)
     # without column names the file's columns have numbers, and the group file names them by these
-    parts = read.parts if header else read_parts(data, subset, ColumnChoice(labeled=False, header=False)).parts
-    table: Columns = parts.get("train") or next(iter(parts.values()))
+    parts = read.parts if header else open_parts(data, subset, ColumnChoice(labeled=False, header=False)).parts
+    table: Columns = (parts.get("train") or next(iter(parts.values()))).read()
     names = tuple(table.values)
     if not table.rows:
         raise ConfigError(f"{data} has no rows", "name a file with data")

@@ -55,6 +55,8 @@ class RunOptions:
     until: Phase | None = None
     shard: Shard | None = None
     to_json: Callable[[RunRecord], str] = record_json
+    finished: Callable[[RunRecord], None] = lambda record: None
+    """Called with the record of a run that is done."""
 
 
 def run(
@@ -302,12 +304,14 @@ def _checks(spec: RunSpec, options: RunOptions) -> Iterator[Callable[[], object]
     from joulelab import lookup
     from joulelab.errors import refuse_all
     from joulelab.meter.monitor.exposition import require_free
-    from joulelab.runs.environment import demand_sensors
+    from joulelab.runs.environment import demand_hardware, demand_sensors
     from joulelab.trackers.codecarbon import check_installed
     from joulelab.trackers.tracker import require_installed
 
     yield spec.preflight
     yield lambda: demand_sensors(spec.energy)
+    if not options.dry_run:
+        yield lambda: demand_hardware(spec.hardware)
     if spec.energy.prometheus:
         yield lambda: require_free(spec.energy.prometheus)
     yield lambda: check_installed(spec.energy)
@@ -395,6 +399,7 @@ def run_folder(folder: Path, options: RunOptions) -> None:
         print(f"phase {options.until} is done; continue with: joulelab run --resume {folder}", file=sys.stderr)
         return
     page = None if record.group else report_line(folder)  # members are on their group's page
+    options.finished(record)
     if options.as_json:
         print(options.to_json(record))
     else:

@@ -84,7 +84,8 @@ def train(
         _flag("MINUTES", "Stop after this training time.", "--max_time_minutes", "--max-time-minutes"),
     ] = None,
     trainer: Annotated[
-        str | None, _flag("NAME", "simple; ddp or fsdp under torchrun; or your .py file.", "--trainer")
+        str | None,
+        _flag("NAME", "simple; ddp or fsdp under torchrun; your .py file; or a name from a package.", "--trainer"),
     ] = None,
     precision: Annotated[str | None, _flag("NAME", "fp32, tf32, bf16 or fp16 (default: fp32).", "--precision")] = None,
     compile: Annotated[
@@ -155,14 +156,22 @@ def with_model(params: Mapping[str, Any]) -> dict[str, Any]:
     if model is None or ("=" in model and not model.endswith(".py")):
         raise UsageError("no model was named", "`joulelab zoo` lists them; to try one: joulelab train gpt2 --size tiny")
     trainer = params.get("trainer")
-    by_file = trainer is not None and is_trainer_file(trainer)
-    if by_file:  # a separate setting; ddp and fsdp are ways in which any trainer runs
-        overrides = [f"trainer={Path(str(trainer)).expanduser().absolute()}", *overrides]
-    return {**params, "model": model, "overrides": overrides, "trainer": None if by_file else trainer}
+    own = trainer is not None and (is_trainer_file(trainer) or is_registered(trainer))
+    if own:  # a separate setting; ddp and fsdp are ways in which any trainer runs
+        named = Path(str(trainer)).expanduser().absolute() if is_trainer_file(str(trainer)) else trainer
+        overrides = [f"trainer={named}", *overrides]
+    return {**params, "model": model, "overrides": overrides, "trainer": None if own else trainer}
 
 
 def is_trainer_file(name: str) -> bool:
     return name.endswith(".py") or "/" in name
+
+
+def is_registered(name: str) -> bool:
+    """Whether an installed package adds a trainer of this name."""
+    from joulelab import lookup
+
+    return name not in TRAINERS and name in lookup.TRAINERS.names()
 
 
 TRAINERS = {"simple": "none", "ddp": "ddp", "fsdp": "fsdp"}

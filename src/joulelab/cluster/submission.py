@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ from joulelab.cluster.script import JobScript, script_text
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
 from joulelab.runs.attempt import create_run
 from joulelab.runs.groups import create_group, load_group, member_paths, queue_members
-from joulelab.runs.lock import FolderLocked, holding, newest_lease
+from joulelab.runs.lock import FolderLocked, holding, is_held, newest_lease
 from joulelab.runs.paths import GroupPaths, RunPaths, read_json, slug, write_json
 from joulelab.runs.record import RunRecord
 from joulelab.runs.spec import RunSpec, check, read_mapping
@@ -327,3 +329,39 @@ def cancel_jobs(folder: Path) -> Cancelled:
     waiting = dict.fromkeys(run for job in jobs.jobs for run in job.runs)
     closed = close_queued((store / run for run in waiting), "truncated", "cancelled before it started")
     return Cancelled(alive, tuple(closed))
+
+
+def stop_text(folder: Path) -> str:
+    """What `stop_run` would do, for a confirmation."""
+    if read_jobs(home_of(folder)) is not None:
+        home = home_of(folder)
+        whole = f" of {home.name}, to which this run belongs" if home.name != folder.name else ""
+        return (
+            f"Cancels the Slurm jobs{whole}. A running run saves a checkpoint and its record with the energy so far; "
+            "queued runs are closed."
+        )
+    return (
+        "Sends SIGTERM to its process. A training saves a checkpoint, and the energy so far stays recorded; runs that "
+        "the same command would start next are not started."
+    )
+
+
+def stop_run(folder: Path) -> str:
+    """Ask a running run to save its work and end: SIGTERM to a process of this machine, scancel for Slurm's jobs."""
+    if read_jobs(home_of(folder)) is not None:
+        cancelled = cancel_jobs(folder)
+        return f"cancelled jobs: {', '.join(cancelled.job_ids) or 'none left'}"
+    _, lease = newest_lease(folder)
+    if lease is None or not is_held(folder):
+        raise UsageError(f"{folder.name} is not running", "there is nothing to stop")
+    if not lease.on_this_node:
+        raise UsageError(
+            f"{folder.name} runs on {lease.host}, and not in a Slurm job of joulelab",
+            f"stop it there: kill {lease.pid}",
+        )
+    try:
+        # The lease is the holder's and its lock is held, so the number cannot belong to another process.
+        os.kill(lease.pid, signal.SIGTERM)
+    except OSError as error:
+        raise UsageError(f"cannot signal process {lease.pid}: {error.strerror}", "it belongs to another user") from None
+    return f"sent SIGTERM to process {lease.pid}"

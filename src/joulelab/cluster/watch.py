@@ -7,7 +7,7 @@ record is computed at the end.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from joulelab.cluster import slurm
 from joulelab.cluster.jobs import SubmittedJob, folder_of_job, home_of, read_jobs
 from joulelab.cluster.slurm import AccountedJob, import_accounting
 from joulelab.errors import JoulelabError
-from joulelab.meter.figures import relative_text
+from joulelab.meter.figures import Method, relative_text
+from joulelab.meter.grids import co2e_of_range, parse_grid
+from joulelab.meter.health import core_use, most_contended, throttle_reasons_text
 from joulelab.meter.monitor.tally import LiveTraces
 from joulelab.meter.sensors.cpu import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
-from joulelab.meter.trace import read_lines
+from joulelab.meter.trace import NewLines
 from joulelab.report.tables.grid import Grid, make_grid, without_empty_columns
 from joulelab.report.wording import NOTHING, rate
 from joulelab.runs.groups import load_group
@@ -33,6 +35,31 @@ from joulelab.units import duration_text, energy_text, percent_text, plural, pow
 # Speed is averaged over the last metric lines: enough to be steady, few enough to show a change.
 SPEED_LINES = 20
 _TAIL_BYTES = 65_536
+
+
+@dataclass(frozen=True)
+class LiveDevice:
+    """The latest readings of one device; None where its sensor reports nothing."""
+
+    host: str
+    device: str
+    component: str
+    name: str
+    energy_j: float
+    power_w: float | None = None
+    utilization_percent: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: float | None = None
+    throttling: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BudgetUse:
+    """How much of one limit of the current training is used."""
+
+    name: str
+    fraction: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -55,6 +82,15 @@ class LiveRun:
     """Remaining time of the stage at its current speed."""
     left_j: float | None = None
     """Remaining energy of the stage at its current power."""
+    left_co2e_g: tuple[float, float] | None = None
+    """The same in grams of CO2e, low and high; None without a grid."""
+    j_per_token: float | None = None
+    """At the current power and speed; the record has that of the whole stage."""
+    j_per_sample: float | None = None
+    devices: tuple[LiveDevice, ...] = ()
+    budgets: tuple[BudgetUse, ...] = ()
+    contention: str = ""
+    """Set while other processes compete for the CPU cores."""
     why: str = ""
     """Error of a failed run."""
 
@@ -69,6 +105,7 @@ class RunWatcher:
     def __init__(self, folder: Path) -> None:
         self.paths = RunPaths(folder)
         self._traces = LiveTraces()
+        self._events: dict[Path, _OpenStages] = {}
 
     def poll(self) -> LiveRun:
         record = RunRecord.model_validate(read_json(self.paths.record))
@@ -82,12 +119,15 @@ class RunWatcher:
         present = [(host, number, path) for host, number, path in self.paths.traces() if number > closed]
         reading = self._traces.read(path for _, _, path in present)
         before_j = record.totals.best.energy_j if record.totals else None
-        speed = read_speed(last_lines(self.paths.metrics))
+        lines = last_lines(self.paths.metrics)
+        speed = read_speed(lines)
+        stage, role = self._stage(present)
+        left_j = speed.left_s * reading.power_w if speed.left_s is not None and reading.power_w else None
         return LiveRun(
             run_id=record.run_id,
             label=record.label,
             status=status,
-            stage=self._stage(present),
+            stage=stage,
             attempt=max((number for _, number, _ in present), default=closed),
             hosts=tuple(sorted({host for host, _, _ in present})),
             energy_j=_sum(before_j, reading.energy_j),
@@ -98,23 +138,108 @@ class RunWatcher:
             fraction=speed.fraction,
             loss=speed.loss,
             left_s=speed.left_s,
-            left_j=speed.left_s * reading.power_w if speed.left_s is not None and reading.power_w else None,
+            left_j=left_j,
+            left_co2e_g=_co2e_g(left_j, record.spec.get("energy", {}), reading.estimated),
+            j_per_token=_per(reading.power_w, speed.tokens_per_s),
+            j_per_sample=_per(reading.power_w, speed.samples_per_s),
+            devices=self._devices(present, reading.estimated),
+            budgets=budget_uses(record.spec, role, stage, lines),
+            contention=self._contention(present),
         )
 
-    def _stage(self, present: Sequence[tuple[str, int, Path]]) -> str:
-        """The stage that rank 0 started last."""
+    def _devices(self, present: Sequence[tuple[str, int, Path]], estimated: bool) -> tuple[LiveDevice, ...]:
+        return tuple(
+            LiveDevice(
+                host=host,
+                device=tally.device.device,
+                component=tally.device.component,
+                name=tally.device.name,
+                energy_j=tally.energy_j,
+                power_w=tally.power_w,
+                utilization_percent=tally.latest.get("gpu_utilization_percent"),
+                temperature_c=tally.latest.get("temperature_C"),
+                sm_clock_mhz=tally.latest.get("sm_clock_MHz"),
+                throttling=throttle_reasons_text(tally.latest.get("throttle_reasons")),
+            )
+            for host, _, path in present
+            for tally in self._traces.trace(path).devices(estimated)
+        )
+
+    def _contention(self, present: Sequence[tuple[str, int, Path]]) -> str:
+        """Of the worst host, over about the last second."""
+        lines = [self._traces.trace(path).cores for _, _, path in present]
+        worst = most_contended([core_use(line) for line in lines if line])
+        return worst.text if worst is not None and worst.contended else ""
+
+    def _stage(self, present: Sequence[tuple[str, int, Path]]) -> tuple[str, str]:
+        """The stage that rank 0 started last, and its role."""
         files = self.paths.event_files()
         found = [files[host, number][0] for host, number, _ in present if files.get((host, number))]
         if not found:
-            return ""
-        open_stages: list[str] = []
-        for line in read_lines(min(found)[1]):
+            return "", ""
+        path = min(found)[1]
+        return self._events.setdefault(path, _OpenStages(path)).latest()
+
+
+class _OpenStages:
+    """Follows the stage marks of one process."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = NewLines(path)
+        self._open: dict[str, str] = {}
+
+    def latest(self) -> tuple[str, str]:
+        for line in self._lines.read():
             if line.get("kind") == "stage":
+                self._open.pop(line["stage"], None)
                 if line["edge"] == "begin":
-                    open_stages.append(line["stage"])
-                elif line["stage"] in open_stages:
-                    open_stages.remove(line["stage"])
-        return open_stages[-1] if open_stages else "between stages"
+                    self._open[line["stage"]] = line.get("role", "")
+        return list(self._open.items())[-1] if self._open else ("between stages", "")
+
+
+def _per(power_w: float | None, items_per_s: float | None) -> float | None:
+    return power_w / items_per_s if power_w and items_per_s else None
+
+
+def _co2e_g(energy_j: float | None, energy: Mapping[str, Any], estimated: bool) -> tuple[float, float] | None:
+    if energy_j is None:
+        return None
+    grid = parse_grid(str(energy.get("grid", "none")))
+    method: Method = "estimated" if estimated else "counter"
+    found = co2e_of_range((energy_j, energy_j), method, grid, energy.get("pue"))
+    return (found.co2e_g_low, found.co2e_g_high) if found else None
+
+
+def budget_uses(
+    spec: Mapping[str, Any], role: str, stage: str, lines: Sequence[Mapping[str, Any]]
+) -> tuple[BudgetUse, ...]:
+    """The limits of the current training, as its last lines of metrics state their use."""
+    own = [line for line in lines if line.get("stage") == stage]
+    teacher = spec.get("teacher")
+    owner = teacher if role == "teacher" and isinstance(teacher, Mapping) else spec
+    limits = owner.get("training") or {}
+    if not own or not isinstance(limits, Mapping):
+        return ()
+    found = []
+    for name, key, limit in (("steps", "step", "max_steps"), ("tokens", "tokens", "max_tokens")):
+        if limits.get(limit) and (used := own[-1].get(key)) is not None:
+            found.append(BudgetUse(name, used / limits[limit], f"{used:,} of {limits[limit]:,}"))
+    # Clock and meter are read together: their lines state the fraction of the limit that is closer to its end.
+    spent = next((line["budget_fraction"] for line in reversed(own) if "budget_fraction" in line), None)
+    texts = {"max_time_s": duration_text, "max_energy_j": energy_text}
+    metered = {key: limits[key] for key in texts if limits.get(key)}
+    if spent is not None and len(metered) == 1:
+        ((key, limit),) = metered.items()
+        name = "energy" if key == "max_energy_j" else "time"
+        found.append(BudgetUse(name, spent, f"{texts[key](spent * limit)} of {texts[key](limit)}"))
+    elif spent is not None and metered:
+        both = " or ".join(texts[key](limit) for key, limit in metered.items())
+        found.append(BudgetUse("time or energy", spent, f"{percent_text(spent, 0)} of {both}"))
+    fraction = next((line["fraction"] for line in reversed(own) if line.get("fraction") is not None), None)
+    if not found and limits.get("epochs") and fraction is not None:
+        epochs = float(limits["epochs"])
+        found.append(BudgetUse("epochs", fraction, f"{fraction * epochs:.2f} of {epochs:g}"))
+    return tuple(found)
 
 
 def _ended(record: RunRecord, status: str) -> LiveRun:
@@ -317,7 +442,7 @@ def _runs_grid(watched: WatchedJobs) -> Grid:
     return without_empty_columns(grid)
 
 
-def _energy_cell(run: LiveRun) -> str:
+def energy_text_of(run: LiveRun) -> str:
     """Without an interval, which would need the whole trace."""
     if run.energy_j is None:
         return NOTHING
@@ -331,7 +456,7 @@ def _cells(run: LiveRun) -> tuple[str, ...]:
         run.stage or NOTHING,
         NOTHING if run.loss is None else f"{run.loss:.4f}",
         NOTHING if run.power_w is None else power_text(run.power_w),
-        _energy_cell(run),
+        energy_text_of(run),
         rate(run.tokens_per_s or run.samples_per_s, "") if run.tokens_per_s or run.samples_per_s else NOTHING,
         percent_text(run.fraction, 0) if run.fraction is not None else NOTHING,
         NOTHING if run.left_s is None else duration_text(run.left_s),

@@ -151,8 +151,8 @@ class TrainingRun:
         if now_s >= self._next_energy_read_s:
             components = self._context.meter.so_far()
             self._figure = EnergyByComponent(**components).best(self._policy)
-            read_s = time.monotonic() - now_s
-            self._next_energy_read_s = now_s + read_s / MAX_ENERGY_READ_SHARE
+            if self._figure.energy_j is not None:  # before the first reading there is nothing to save by waiting
+                self._next_energy_read_s = now_s + (time.monotonic() - now_s) / MAX_ENERGY_READ_SHARE
         figure = self._figure
         if figure is None or figure.energy_j is None:
             return {}
@@ -168,7 +168,7 @@ class TrainingRun:
             status, reason = how_it_ended(error)
             while self._open:
                 leave(self._open.pop()[1], reason)
-            self.record = self._run.end(status, reason)
+            self.record = self._run.end_or_warn(status, reason)
             print(f"joulelab: {answer_block(self.record, self.folder)}", file=sys.stderr, flush=True)
         return self.record
 

@@ -26,6 +26,9 @@ class EnergyConfig(BaseModel):
     """Seconds between readings of a GPU's energy counter, a slow call; longer if it would use 1 % of a core."""
     gpus: str = "auto"
     """`auto` (the GPUs this job was given), `none`, or UUIDs and positions among those GPUs, separated by commas."""
+    processes: str = ""
+    """Pids of other processes that do the work of this run, such as a server, separated by commas: their CPU time is in
+    the estimate, and they are not called contention."""
     rapl_root: str = "/sys/class/powercap"
     """Root of the kernel's RAPL tree, or of a copy of it."""
     node_shared: Literal["auto", "yes", "no"] = "auto"
@@ -60,6 +63,17 @@ class EnergyConfig(BaseModel):
     """Serve readings for Prometheus while recording, at `PORT` (of 127.0.0.1) or `HOST:PORT`; empty: disabled."""
     pue: float | None = Field(None, ge=1, le=5)
     """Power usage effectiveness of the data center; CO2e with it is reported separately. Null: not applied."""
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        return tuple(int(pid) for pid in self.processes.split(",") if pid.strip())
+
+    @field_validator("processes")
+    @classmethod
+    def _processes_are_pids(cls, value: str) -> str:
+        if value and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", value):
+            raise ValueError(f"expected pids separated by commas, found '{value}'")
+        return value
 
     @property
     def uses_codecarbon(self) -> bool:

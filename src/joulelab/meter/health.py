@@ -38,6 +38,11 @@ class CoreUse(Frozen):
         return f"other processes used {self.others_cores:.2g} of {self.cores} CPU core{'s' if self.cores > 1 else ''}"
 
 
+def core_use(line: dict[str, Any]) -> CoreUse:
+    """From a line of a trace."""
+    return CoreUse(**{name: line[name] for name in CoreUse.model_fields})
+
+
 def mean_use(readings: Sequence[CoreUse]) -> CoreUse | None:
     if not readings:
         return None
@@ -122,7 +127,7 @@ def collect_health(lines: Iterable[dict[str, Any]]) -> Health:
         elif kind == "warning":
             warnings.append((mono_ns, str(line.get("text") or line.get("reason") or "unspecified sensor warning")))
         elif kind == "cores":
-            cores.append((mono_ns, CoreUse(**{name: line[name] for name in CoreUse.model_fields})))
+            cores.append((mono_ns, core_use(line)))
         if kind in ("gpu", "rapl", "host", "estimate"):
             ticks.setdefault(f"{kind} {line.get('device', '')}".strip(), []).append(mono_ns)
         if "late_s" in line:

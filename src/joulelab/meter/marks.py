@@ -13,9 +13,12 @@ number, there is no counter elsewhere), and pages that exist before the first ma
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
+import os
 import struct
+import tempfile
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -57,7 +60,7 @@ class RingWriter:
                 file.write(bytes(size))  # allocates disk space: a page fault without space would kill the program later
                 file.flush()
             except OSError:
-                path.unlink()  # the record of the failure needs the space
+                remove_ring(path)  # the record of the failure needs the space
                 raise
             self._map = mmap.mmap(file.fileno(), size)
         for place in range(0, size, mmap.PAGESIZE):
@@ -83,12 +86,37 @@ class RingWriter:
         self._map.close()
 
 
+# mmap(2): file systems without shared mappings (FUSE with direct_io, some cluster file systems) refuse with these.
+_NO_SHARED_MAPPING = (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+def create_ring(path: Path) -> RingWriter:
+    """A ring at `path`; where its file system cannot share mapped files, one in the temporary directory of this machine
+    with a link to it at `path`."""
+    try:
+        return RingWriter(path)
+    except OSError as error:
+        if error.errno not in _NO_SHARED_MAPPING:
+            raise
+    path.unlink()
+    descriptor, local = tempfile.mkstemp(prefix="joulelab-", suffix=".ring")
+    os.close(descriptor)
+    path.symlink_to(local)
+    return RingWriter(path)
+
+
+def remove_ring(path: Path) -> None:
+    local = path.resolve()
+    path.unlink(missing_ok=True)
+    local.unlink(missing_ok=True)
+
+
 class RingReader:
     """Reads what was added since the last call; `lost` counts marks that were overwritten unread."""
 
     def __init__(self, path: Path, already_read: int = 0) -> None:
         self._path = path
-        self._map: mmap.mmap | None = None
+        self._map: mmap.mmap | bytes | None = None
         self._capacity = 0
         self.read = already_read
         self.lost = 0
@@ -110,7 +138,7 @@ class RingReader:
             yield from map(PhaseMark._make, _RECORD.iter_unpack(block))
         self.read = newest
 
-    def _newest(self, ring: mmap.mmap) -> int:
+    def _newest(self, ring: mmap.mmap | bytes) -> int:
         """The last record's number: from the reader's position numbers increase by one up to the writer's."""
         first = self._number_at(ring, self.read)
         if first <= self.read:  # of the previous round, or never written
@@ -122,14 +150,17 @@ class RingReader:
         ahead = bisect_left(places, True, key=lambda k: self._number_at(ring, self.read + k) != first + k)
         return first + ahead - 1
 
-    def _number_at(self, ring: mmap.mmap, place: int) -> int:
+    def _number_at(self, ring: mmap.mmap | bytes, place: int) -> int:
         number: int = _RECORD.unpack_from(ring, _HEADER_BYTES + place % self._capacity * _RECORD_BYTES)[-1]
         return number
 
-    def _open(self) -> mmap.mmap | None:
+    def _open(self) -> mmap.mmap | bytes | None:
         if self._map is None and self._path.exists() and self._path.stat().st_size > _HEADER_BYTES:
             with self._path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                try:
+                    self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                except OSError:  # copied to a file system without shared mappings; its writer has ended
+                    self._map = file.read()
             magic, self._capacity = _HEADER.unpack_from(self._map, 0)
             if magic != MAGIC:
                 self._map = None

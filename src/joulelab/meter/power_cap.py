@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ from joulelab.errors import ConfigError, SensorMissing
 from joulelab.meter.sensors.gpu_selection import select_gpus
 from joulelab.meter.sensors.nvml import permitted_cards
 from joulelab.meter.trace import LineFile, read_lines
+
+LOCK_LIMIT_S = 30.0
 
 
 @contextmanager
@@ -107,11 +110,23 @@ def _alone_with(saved: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock(descriptor)
         yield saved.exists()
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Wait for the lock as long as restoring takes; a holder whose driver hangs must not hang this process too."""
+    end_s = time.monotonic() + LOCK_LIMIT_S
+    while time.monotonic() < end_s:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(0.05)
+        except OSError:  # a file system without locks
+            return
 
 
 def _save(saved: Path, cap_mw: int, limits_mw: dict[str, int]) -> None:

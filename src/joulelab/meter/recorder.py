@@ -33,7 +33,7 @@ from joulelab.meter.monitor.exposition import PrometheusPage
 from joulelab.meter.monitor.tally import DeviceTally, Tally
 from joulelab.meter.sampling import Reading, SamplingLoop, SensorReader
 from joulelab.meter.sensors import Device, Line
-from joulelab.meter.trace import LineFile, header, open_trace, read_lines
+from joulelab.meter.trace import LineFile, header, open_trace, read_lines, where_now
 
 PHASES_EVERY_S = 10.0
 # The driver's buffers run about 70 ms late and counters refresh every 100 ms: what a window's end needs is there then.
@@ -277,6 +277,7 @@ class GpuRequests:
         self._trace = trace
         self._file = trace.with_suffix(REQUESTS_SUFFIX)
         self._seen: set[str] = set()
+        self._trace_read = False
 
     def add(self, pid: int, uuids: list[str]) -> None:
         file = LineFile(self._file)
@@ -286,13 +287,17 @@ class GpuRequests:
     def new(self) -> list[str]:
         """UUIDs that were not returned before."""
         requested = [uuid for line in read_lines(self._file) for uuid in line["uuids"]] if self._file.exists() else []
-        found = requested if self._seen else [*self._recorded(), *requested]
+        # Once: on a machine without GPUs this is asked twice a second, of a trace that grows for days.
+        found = requested if self._trace_read else [*self._recorded(), *requested]
+        self._trace_read = True
         fresh = [uuid for uuid in dict.fromkeys(found) if uuid not in self._seen]
         self._seen.update(fresh)
         return fresh
 
     def _recorded(self) -> list[str]:
         """The cards that a previous recorder of this trace has read."""
+        if not where_now(self._trace).exists():  # the run directory was deleted
+            return []
         devices = [device for line in read_lines(self._trace) for device in line.get("devices", ())]
         return [name.removeprefix(_GPU) for device in devices if (name := device["device"]).startswith(_GPU)]
 

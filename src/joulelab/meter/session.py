@@ -23,7 +23,7 @@ from joulelab.lookup import SENSORS
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.integrate import COMPONENTS, component_energy, machine_energy
-from joulelab.meter.marks import Phase, RingWriter
+from joulelab.meter.marks import Phase, create_ring, remove_ring
 from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.meter.recorder import READY, STOP, Job, note_ended
 from joulelab.meter.sensors import amd, apple, node_meters, within
@@ -84,7 +84,7 @@ class Meter:
         self._trace_path = trace
         self._ring_path = events.with_suffix(".ring")
         self._events = LineFile(events)
-        self._ring = RingWriter(self._ring_path)
+        self._ring = create_ring(self._ring_path)
         self._phases: dict[str, Phase] = {}
         self._stage_numbers: dict[str, int] = {}
         self._recorder: subprocess.Popen[bytes] | None = None
@@ -159,6 +159,8 @@ class Meter:
             self._note_cpu_time(recorder)
             if recorder.wait() == 0 or self._stopping:
                 return
+            if not self._events.path.exists():  # the run directory was deleted
+                return
             self.event("warning", text="the recorder was killed and started again; readings paused meanwhile")
             self._recorder = self._spawn(marks_read=self._marks_drained())
 
@@ -190,9 +192,10 @@ class Meter:
             recorder.communicate(STOP.encode(), timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             recorder.kill()
-            recorder.wait()
+            with suppress(subprocess.TimeoutExpired):  # SIGKILL does not end a process inside a call of a driver
+                recorder.wait(STOP_TIMEOUT_S)
         if recorder.returncode == 0:
-            self._ring_path.unlink(missing_ok=True)  # fully drained into the events by now
+            remove_ring(self._ring_path)  # fully drained into the events by now
         else:
             self.event("warning", text="the recorder ended before the run did; the trace stops there")
         self._ring.close()

@@ -14,6 +14,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -110,6 +111,28 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(line, dict):
                 yield line
+
+
+class NewLines:
+    """Follows a file that is being written: every call of `read` gives the lines since the one before."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    return  # still being written: read again next time
+                self._offset += len(raw)
+                with suppress(ValueError, RecursionError):  # a line that a full disk cut short
+                    line = json.loads(raw)
+                    if isinstance(line, dict):
+                        yield line
 
 
 def where_now(path: Path) -> Path:

@@ -201,6 +201,12 @@ def run_energy(record: RunRecord, repeat: int | None = None, include_repeated: b
     )
 
 
+def teacher_share(record: RunRecord) -> float | None:
+    """The teacher's share of the energy that comparisons count; None without energy."""
+    found = run_energy(record)
+    return found.teacher_j / found.with_teacher.energy_j if found.with_teacher.energy_j else None
+
+
 def _method_sum(own: EnergyFigure, parts: Sequence[Part]) -> EnergyFigure:
     return own if own.energy_j is None or not parts else known_sum([part.figure for part in parts])
 

@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import joulelab
@@ -35,7 +34,7 @@ from joulelab.report.compare.scopes import (
 from joulelab.report.compare.verdict import provenance, short_verdict, verdict
 from joulelab.report.energy_sums import run_energy
 from joulelab.report.export import comparison_data
-from joulelab.report.figures.chart_base import Figure, Spec, stage_colors, stages_of_run
+from joulelab.report.figures.chart_base import Figure, Spec, chart_converter, stage_colors, stages_of_run
 from joulelab.report.figures.comparison_figures import (
     break_even_curve,
     quality_against_energy,
@@ -362,9 +361,7 @@ def chart_library() -> str:
     cached = _cached()
     if cached is not None:
         return cached
-    import vl_convert
-
-    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    script: str = chart_converter().javascript_bundle("window.vegaEmbed = vegaEmbed;")
     if "</script" in script.lower():  # would end the script element of the page
         script = script.replace("</script", "<\\/script")
     with suppress(OSError, RuntimeError):  # without a writable cache the next call bundles again
@@ -425,24 +422,42 @@ def write_page(page: Page, target: Path) -> Path:
     return target
 
 
-def render(page: Page) -> str:
+SCRIPTS = ("state.js", "tables.js", "overview.js", "charts.js", "parts.js")
+"""In this order: later ones use what earlier ones define."""
+
+
+def template_environment(*folders: Path) -> Environment:
+    """Finds templates in these folders, then among those of the report."""
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader([*folders, TEMPLATES]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["units"] = _with_units
-    # the library replaces the aria-label of a chart's element by the description in the spec
-    specs = {
-        name: {"spec": {**figure.spec, "description": figure.description}, "log_axis": figure.log_axis}
-        for name, figure in page.all_figures.items()
+    return environment
+
+
+def render(page: Page) -> str:
+    template = template_environment().get_template("page.html.j2")
+    return template.render(**page_context(page), library=chart_library(), scripts=SCRIPTS)
+
+
+def page_context(page: Page) -> dict[str, Any]:
+    """What the template of a page reads."""
+    return {
+        "page": page,
+        "specs": {name: figure_data(figure) for name, figure in page.all_figures.items()},
+        "data": page_data(page),
+        "version": joulelab.__version__,
     }
-    template = environment.get_template("page.html.j2")
-    return template.render(
-        page=page, specs=specs, data=page_data(page), library=chart_library(), version=joulelab.__version__
-    )
+
+
+def figure_data(figure: Figure) -> dict[str, Any]:
+    """A figure as the page's script draws it."""
+    # the library replaces the aria-label of a chart's element by the description in the spec
+    return {"spec": {**figure.spec, "description": figure.description}, "log_axis": figure.log_axis}
 
 
 def _with_units(text: str) -> str:
@@ -474,15 +489,15 @@ _CONFIG: Spec = {
 
 
 def _svg(spec: Spec) -> bytes:
-    return str(vl_convert.vegalite_to_svg(spec)).encode()
+    return str(chart_converter().vegalite_to_svg(spec)).encode()
 
 
 def _png(spec: Spec) -> bytes:
-    return bytes(vl_convert.vegalite_to_png(spec, scale=2.0))
+    return bytes(chart_converter().vegalite_to_png(spec, scale=2.0))
 
 
 def _pdf(spec: Spec) -> bytes:
-    return bytes(vl_convert.vegalite_to_pdf(spec))
+    return bytes(chart_converter().vegalite_to_pdf(spec))
 
 
 FORMATS: dict[str, Callable[[Spec], bytes]] = {"svg": _svg, "png": _png, "pdf": _pdf}

@@ -6,7 +6,7 @@ All values come from the store's index, which holds what the records state; noth
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,25 +22,30 @@ from joulelab.report.opening import Tile, energy_tiles
 from joulelab.report.page import ListedLine, Page
 from joulelab.report.tables.grid import Cell, Grid, make_grid
 from joulelab.report.wording import NOTHING, grams
-from joulelab.runs.index import LISTING, STAGE_ROWS, IndexReporter, ListedRun, listed, listed_run
+from joulelab.runs.index import LISTING, IndexReporter, ListedRun, listed, listed_run
 from joulelab.runs.paths import GROUPS_FOLDER, REPORT
 from joulelab.runs.record import RunRecord
-from joulelab.units import duration_text, plural, with_prefix
-
-_COLUMNS = (LISTING, "pipeline", STAGE_ROWS, "co2e_g_low", "co2e_g_high")
-MEASURED_PROGRAM = "measure"
+from joulelab.units import duration_text, percent_text, plural, with_prefix
 
 
 @dataclass(frozen=True)
 class StoredRun:
     run: ListedRun
-    pipeline: str
-    kind: str
-    """Runs of one kind are comparable over time: experiment, label, scope and the item that energy is divided by."""
-    per_item_j: float | None
-    half_width_j: float | None
-    co2e_g: tuple[float, float] | None
-    link: str
+    link: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Runs of one kind are comparable over time: experiment, label, scope and the item of its energy."""
+        name = self.run.name if self.run.label == self.run.name else f"{self.run.name}, {self.run.label}"
+        return f"{name}{', whole machine' if self.whole_machine else ''}: {self.run.per_item[0]}"
+
+    @property
+    def per_item_j(self) -> float | None:
+        return self.run.per_item[1]
+
+    @property
+    def half_width_j(self) -> float | None:
+        return self.run.per_item[2]
 
     @property
     def energy_j(self) -> float | None:
@@ -80,43 +85,19 @@ def store_page(store: Path, reporter: IndexReporter) -> Page:
 
 def stored_runs(store: Path, reporter: IndexReporter) -> list[StoredRun]:
     """Oldest first."""
-    found = []
-    for listing, pipeline, stages, low, high in listed(store, reporter, _COLUMNS):
-        run = listed_run(listing)
-        item, per_item_j, half_width_j = _per_item(run, pipeline or "", stages or ())
-        name = run.name if run.label == run.name else f"{run.name}, {run.label}"
-        co2e_g = (low, high) if low is not None and high is not None else None
-        one = StoredRun(run, pipeline or "", f"{name}: {item}", per_item_j, half_width_j, co2e_g, _link(store, run))
-        found.append(replace(one, kind=f"{name}, whole machine: {item}") if one.whole_machine else one)
-    return found
+    found = [stored_run_of(listing) for (listing,) in listed(store, reporter, [LISTING])]
+    return [replace(one, link=_link(store, one.run)) for one in found]
+
+
+def stored_run_of(listing: str) -> StoredRun:
+    """From a row of the index."""
+    return StoredRun(listed_run(listing))
 
 
 def _link(store: Path, run: ListedRun) -> str:
     """The run's own page, else that of its group; relative to the store."""
     places = [run.run_id, *([f"{GROUPS_FOLDER}/{run.group}"] if run.group else [])]
     return next((f"{place}/{REPORT}" for place in places if (store / place / REPORT).exists()), "")
-
-
-def _per_item(
-    run: ListedRun, pipeline: str, stages: Sequence[Mapping[str, Any]]
-) -> tuple[str, float | None, float | None]:
-    """Item, joules per item and their half-width: of training or inference, of a whole run of a measured program."""
-    if pipeline == MEASURED_PROGRAM or not stages:
-        best = run.totals.best if run.totals else None
-        return "J per run", best.energy_j if best else None, best.half_width_j if best else None
-    order = ("inference", "student", "teacher")
-    work = [stage for stage in stages if stage["activity"] in ("train", "infer", "generate") and not stage["repeated"]]
-    work += [stage for stage in stages if stage["role"] == "inference" and stage not in work]
-    work.sort(key=lambda stage: order.index(stage["role"]) if stage["role"] in order else len(order))
-    for stage in work:
-        for item in ("token", "sample"):
-            each = stage[f"j_per_{item}"]
-            if each is not None:
-                energy_j, half_width_j = stage["shown_energy_j"], stage["half_width_j"]
-                relative = half_width_j / energy_j if energy_j and half_width_j is not None else None
-                return f"J per {item}, {stage['stage']}", each, None if relative is None else each * relative
-    best = run.totals.best if run.totals else None
-    return "J per run", best.energy_j if best else None, best.half_width_j if best else None
 
 
 def store_tiles(runs: Sequence[StoredRun]) -> tuple[Tile, ...]:
@@ -127,7 +108,7 @@ def store_tiles(runs: Sequence[StoredRun]) -> tuple[Tile, ...]:
     what = "own stages of all runs" if len(added) == len(runs) else f"own stages; without {left_out}"
     whole, mixed = known_sum(figures), mixes_methods(figures)
     grades = Counter(one.run.validity.grade or "none" for one in runs)
-    emitted = [one.co2e_g for one in runs if one.co2e_g]
+    emitted = [one.run.co2e_g for one in runs if one.run.co2e_g]
     low, high = (sum(end) for end in zip(*emitted, strict=True)) if emitted else (0.0, 0.0)
     statuses = Counter(one.run.status for one in runs)
     with_grid = f"{len(emitted)} of {plural(len(runs), 'run')} have a grid"
@@ -216,13 +197,19 @@ def trend_figure(runs: Sequence[StoredRun]) -> Figure | None:
 
 def list_grid(runs: Sequence[StoredRun]) -> Grid:
     """Newest first."""
-    rows = [_cells(one) for one in reversed(runs)]
-    note = "Own energy: the run's own stages. A run that belongs to a group links to the group's page."
-    titles = "Run|Own energy>|Per item>|Time>|Quality>|Label|Grade|Status|Started!"
-    return make_grid("All runs, newest first", titles, rows, note)
+    rows = [list_cells(one) for one in reversed(runs)]
+    note = (
+        "Own energy: the run's own stages. Teacher: its share of the energy that comparisons count, inherited energy "
+        "included. A run that belongs to a group links to the group's page."
+    )
+    return make_grid("All runs, newest first", LIST_TITLES, rows, note)
 
 
-def _cells(one: StoredRun) -> tuple[Cell, ...]:
+LIST_TITLES = "Run|Own energy>|Label|Status|Quality>|Teacher>|Per item>|Time>|Grade|Started!"
+
+
+def list_cells(one: StoredRun) -> tuple[Cell, ...]:
+    """Of one run, under `LIST_TITLES`."""
     run = one.run
     quality = quality_of(cast(RunRecord, run))  # a listed run has the results that it reads
     best = run.totals.best if run.totals else None
@@ -232,12 +219,13 @@ def _cells(one: StoredRun) -> tuple[Cell, ...]:
     return (
         Cell(run.run_id, run.run_id),
         Cell(labeled_text(best) if best else NOTHING, one.energy_j),
+        Cell(run.label, run.label),
+        Cell(run.status, run.status),
+        Cell(quality.text(with_interval=False), quality.result.value) if quality else Cell(NOTHING),
+        Cell(percent_text(run.teacher_share, 0) if run.teacher_share else NOTHING, run.teacher_share),
         Cell(each, one.per_item_j),
         Cell(duration_text(duration_s) if duration_s is not None else NOTHING, duration_s),
-        Cell(quality.text(with_interval=False), quality.result.value) if quality else Cell(NOTHING),
-        Cell(run.label, run.label),
         Cell(run.validity.grade or NOTHING, run.validity.grade or ""),
-        Cell(run.status, run.status),
         Cell(run.created_at[:16].replace("T", " "), run.created_at),
     )
 

@@ -23,7 +23,15 @@ from joulelab.runs.artifacts import read_bill, write_bill
 from joulelab.runs.assemble import assemble
 from joulelab.runs.context import Progress, RunContext, StopRequest, Trackers
 from joulelab.runs.lock import hold
-from joulelab.runs.paths import RunPaths, make_chosen_folder, make_folder, read_json, storage_failure, write_json
+from joulelab.runs.paths import (
+    RunPaths,
+    make_chosen_folder,
+    make_folder,
+    read_json,
+    require_resources,
+    storage_failure,
+    write_json,
+)
 from joulelab.runs.phases import Phase
 from joulelab.runs.record import METHOD_VERSION, ErrorRecord, Note, ProcessMark, RunRecord, Status, flat_summary
 from joulelab.runs.spec import RunSpec, write_yaml
@@ -35,6 +43,7 @@ def create_run(store: Path, spec: RunSpec, group: str | None = None, *, folder: 
 
     `folder` is a path chosen by the user; artifacts are still searched in `store`.
     """
+    require_resources()
     paths = RunPaths(make_chosen_folder(folder) if folder else make_folder(store, spec.name))
     settings = spec.model_dump(mode="json")
     opening = RunRecord(
@@ -111,6 +120,7 @@ class RunAttempt:
         ranks join then, so that all hosts record their idle baselines at the same time.
         """
         environment.demand_sensors(self._spec.energy)
+        environment.demand_hardware(self._spec.hardware)
         # The record states the new process before the meter starts, so that a reader of a run
         # killed from here on finds a dead process and derives `truncated`.
         mark_running(self._paths)
@@ -130,7 +140,7 @@ class RunAttempt:
             # recorder the next attempt restores them from there.
             self._sidecars.enter_context(power_cap(cap_w, self._spec.energy.gpus, limits))
         trace, events = self._paths.trace(host, attempt), self._paths.events(host, 0, attempt)
-        meter = Meter(trace, events, self._spec.energy, limits)
+        meter = Meter(trace, events, self._spec.meter_settings(), limits)
         meter.start()
         known = {"method_version": METHOD_VERSION, "environment": environment.digests(facts)}
         # Digests of the environment are part of the marks, so that `unpack --verify` can tell

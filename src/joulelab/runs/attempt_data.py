@@ -19,7 +19,7 @@ from joulelab.clock import NS, iso
 from joulelab.meter.figures import CODECARBON, EnergyFigure, missing, total
 from joulelab.meter.health import CoreUse, GpuState, Health, load_health
 from joulelab.meter.integrate import COMPONENTS, component_energy, machine_energy, node_energy, without
-from joulelab.meter.marks import PhaseAggregate, PhaseBook, RingReader
+from joulelab.meter.marks import PhaseAggregate, PhaseBook, RingReader, remove_ring
 from joulelab.meter.series import Trace, load_trace
 from joulelab.meter.trace import LineFile, read_lines
 from joulelab.runs.artifacts import Bill
@@ -215,6 +215,7 @@ def drain_ring(path: Path) -> None:
     """Move the marks that a killed recorder left in its ring into the event file and delete the ring."""
     ring = path.with_suffix(".ring")
     if not ring.exists():
+        remove_ring(ring)  # a link to a temporary file that is gone
         return
     drained = [line for line in read_lines(path) if line["kind"] == "phases"]
     reader = RingReader(ring, drained[-1]["marks_read"] if drained else 0)
@@ -225,7 +226,7 @@ def drain_ring(path: Path) -> None:
         lost = reader.lost + (drained[-1]["marks_lost"] if drained else 0)
         file.append({**clock.now().fields(), **book.to_line(reader.read, lost)}, sync=True)
         file.close()
-    ring.unlink()
+    remove_ring(ring)
 
 
 # CodeCarbon readings: cumulative energy every few seconds (`codecarbon/readings.<host>.<attempt>.jsonl`, written by

@@ -67,7 +67,8 @@ class Diagnosis(Frozen):
 
     @property
     def measurable(self) -> bool:
-        return any(component.status == "measured" for component in self.components)
+        """A node meter alone does not count: it includes what others do on the node."""
+        return any(one.status == "measured" for one in self.components if one.component in MEASURED_COMPONENTS)
 
 
 def diagnose(config: EnergyConfig, store: Path, seconds: float = 3.0) -> Diagnosis:
@@ -118,7 +119,27 @@ def demand(diagnosis: Diagnosis) -> None:
 
 
 def component_states(sensors: DiscoveredSensors) -> tuple[ComponentState, ...]:
-    return tuple(_state(component, sensors) for component in MEASURED_COMPONENTS)
+    return (*(_state(component, sensors) for component in MEASURED_COMPONENTS), *_node_states(sensors))
+
+
+def _node_states(sensors: DiscoveredSensors) -> list[ComponentState]:
+    """One row per meter of the whole node or module, and per one that should answer but does not. Most machines have
+    neither, and then no row."""
+    found = [
+        ComponentState(
+            component="node",
+            status="measured",
+            by=device.name,
+            why=f"{_properties(device)}; shown next to the sum, never added to it",
+        )
+        for device in sensors.devices
+        if device.component == "node"
+    ]
+    return found + [
+        ComponentState(component="node", status="missing", by="-", why=absent.reason, fix=absent.fix)
+        for absent in sensors.missing
+        if absent.component == "node"
+    ]
 
 
 def _state(component: str, sensors: DiscoveredSensors) -> ComponentState:

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -23,7 +24,7 @@ import psutil
 
 import joulelab
 from joulelab import clock, lookup
-from joulelab.errors import DeviceMissing, SensorMissing, UsageError
+from joulelab.errors import DeviceMissing, InvalidMeasurement, SensorMissing, UsageError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.profile import profile_id
 from joulelab.meter.sampling import SensorReader, open_sensors
@@ -33,6 +34,7 @@ from joulelab.meter.sensors.nvml import opened_cards
 from joulelab.meter.session import fallback_sensors_for, sensors_for
 from joulelab.redaction import redact, redact_command
 from joulelab.runs.record import MEASURED_COMPONENTS
+from joulelab.runs.spec import HardwareAssertions
 
 # Variables are stored by name, because one that is not listed may hold anything. Whole prefixes are listed only for
 # libraries whose variables are tuning options.
@@ -193,6 +195,11 @@ def torch_has_cuda() -> bool:
     return not builds or any(build != "None" for build in builds)
 
 
+def uses_gpu(device: str) -> bool:
+    """Whether work on `device` (auto, cpu, cuda, mps) runs on an NVIDIA GPU; no framework is imported."""
+    return device not in ("cpu", "mps") and bool(gpus()) and torch_has_cuda()
+
+
 def gpus() -> list[dict[str, Any]]:
     """GPUs visible to this process; a lost card, or one that a cgroup hides, must not end the run."""
     readable = []
@@ -203,6 +210,48 @@ def gpus() -> list[dict[str, Any]]:
                 memory_bytes, driver = nvml.nvmlDeviceGetMemoryInfo(handle).total, nvml.nvmlSystemGetDriverVersion()
                 readable.append({**facts, "memory_bytes": int(memory_bytes), "driver": driver})
     return readable
+
+
+GIB = 1024.0**3
+
+
+def hardware_answers(gpus: Sequence[dict[str, Any]], expected: HardwareAssertions) -> list[tuple[str, bool, str]]:
+    """For each assertion: what it is about, whether it holds, and both values."""
+    names = [str(gpu.get("name", "?")) for gpu in gpus]
+    answers = []
+    if expected.gpu_name is not None:
+        others = [name for name in names if not _names_hardware(expected.gpu_name, name)]
+        found = ", ".join(dict.fromkeys(names)) or "no GPU"
+        answers.append(("GPU name", bool(names) and not others, f"expected {expected.gpu_name}, found {found}"))
+    if expected.gpu_count is not None:
+        text = f"expected {expected.gpu_count} GPUs, found {len(gpus)}"
+        answers.append(("GPU count", len(gpus) == expected.gpu_count, text))
+    if expected.min_gpu_memory_gib is not None:
+        smallest = min((float(gpu.get("memory_bytes", 0)) / GIB for gpu in gpus), default=0.0)
+        text = f"expected at least {expected.min_gpu_memory_gib:g} GiB on every GPU, the smallest has {smallest:.1f}"
+        answers.append(("GPU memory", bool(gpus) and smallest >= expected.min_gpu_memory_gib, text))
+    if expected.cpu_name is not None:
+        own = processor_name()
+        text = f"expected {expected.cpu_name}, found {own}"
+        answers.append(("CPU name", _names_hardware(expected.cpu_name, own), text))
+    return answers
+
+
+def _names_hardware(expected: str, name: str) -> bool:
+    """Whole words: `H200` matches `NVIDIA H200`, `A10` does not match `NVIDIA A100`."""
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(expected)}(?![A-Za-z0-9])", name, re.IGNORECASE) is not None
+
+
+def demand_hardware(expected: HardwareAssertions) -> None:
+    """Refuse a run on other hardware than its settings require (exit code 4)."""
+    if expected == type(expected)():
+        return
+    wrong = [f"{name}: {text}" for name, holds, text in hardware_answers(gpus(), expected) if not holds]
+    if wrong:
+        raise InvalidMeasurement(
+            f"this machine is not the one that the settings require: {'; '.join(wrong)}; nothing was started",
+            "run it on that hardware, or remove the settings under `hardware`",
+        )
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def create_group(
 
 def varying(specs: list[dict[str, Any]]) -> dict[str, list[Any]]:
     flat = [_flatten(spec) for spec in specs]
-    keys = sorted({key for spec in flat for key in spec} - {"about", "name"})
+    keys = sorted({key for spec in flat for key in spec} - {"about", "name", "tags"})
     values = {key: [spec.get(key) for spec in flat] for key in keys}
     return {key: listed for key, listed in values.items() if any(value != listed[0] for value in listed)}
 

@@ -30,7 +30,7 @@ from typing import Any
 from urllib.parse import quote
 
 from joulelab.errors import JoulelabError, UsageError
-from joulelab.lookup import require_extra
+from joulelab.lookup import CALCULATIONS, require_extra
 from joulelab.meter.figures import EnergyFigure, ErrorComponent
 from joulelab.meter.trace import SUFFIX, is_whole, lines_table, read_lines
 from joulelab.runs.paths import RunPaths
@@ -204,6 +204,11 @@ def _listing(record: RunRecord) -> dict[str, Any]:
         "record": record.model_dump(include={"run_id", "name", "label", "status", "group", "created_at"}),
         "grade": record.validity.grade,
         "trains_student": record.trains_student,
+        "pipeline": record.spec.get("pipeline", ""),
+        "tags": [str(tag) for tag in record.spec.get("tags") or ()],
+        "per_item": per_item(record),
+        "teacher_share": CALCULATIONS.resolve("teacher-share")(record),
+        "co2e_g": [co2e.co2e_g_low, co2e.co2e_g_high] if (co2e := totals.co2e if totals else None) else None,
         "results": {name: result.model_dump() for name, result in record.results.items()},
         "totals": totals
         and {
@@ -213,6 +218,25 @@ def _listing(record: RunRecord) -> dict[str, Any]:
         },
         "best": totals and record.best_energy.model_dump(exclude={"reason", "fix"}),
     }
+
+
+def per_item(record: RunRecord) -> tuple[str, float | None, float | None]:
+    """Item, joules per item and their half-width: of training or inference, else of the whole run."""
+    order = ("inference", "student", "teacher")
+    stages = (
+        [] if record.spec.get("pipeline") == "measure" else [stage for stage in record.stages if not stage.repeated]
+    )
+    work = [stage for stage in stages if stage.activity in ("train", "infer", "generate")]
+    work += [stage for stage in stages if stage.role == "inference" and stage not in work]
+    work.sort(key=lambda stage: order.index(stage.role) if stage.role in order else len(order))
+    for stage in work:
+        for item, each in (("token", stage.j_per_token), ("sample", stage.j_per_sample)):
+            if each is not None:
+                energy_j, half_width_j = stage.best.energy_j, stage.best.half_width_j
+                relative = half_width_j / energy_j if energy_j and half_width_j is not None else None
+                return f"J per {item}, {stage.name}", each, None if relative is None else each * relative
+    best = record.best_energy if record.totals else None
+    return "J per run", best.energy_j if best else None, best.half_width_j if best else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +270,13 @@ class ListedRun:
     validity: ListedValidity
     repeats: int | None = None
     trains_student: bool = False
+    pipeline: str = ""
+    tags: tuple[str, ...] = ()
+    per_item: tuple[str, float | None, float | None] = ("J per run", None, None)
+    """What energy is divided by, joules per item, and their half-width."""
+    teacher_share: float | None = None
+    """Of the energy that comparisons count, inherited energy included."""
+    co2e_g: tuple[float, float] | None = None
 
 
 def listed_run(listing: str) -> ListedRun:
@@ -265,6 +296,11 @@ def listed_run(listing: str) -> ListedRun:
         validity=ListedValidity(values["grade"]),
         repeats=values["repeats"],
         trains_student=values["trains_student"],
+        pipeline=values["pipeline"],
+        tags=tuple(values["tags"]),
+        per_item=tuple(values["per_item"]),
+        teacher_share=values["teacher_share"],
+        co2e_g=values["co2e_g"] and tuple(values["co2e_g"]),
     )
 
 
@@ -284,7 +320,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
 
 
 INDEX = "index.sqlite"
-VERSION = 8
+VERSION = 9
 KEYS = FOLDER, STATE, OPEN_STATE = ("folder", "state", "open_state")
 _ROW = "row"
 """Everything else about a run: JSON, compressed, because 10,000 rows of it are 100 MB."""
@@ -309,7 +345,7 @@ def listed(store: Path, reporter: IndexReporter, columns: Sequence[str]) -> list
     gone, missing = [name for name in known if name not in rows], [name for name in files if name not in rows]
     if missing:
         reporter.reading(len(missing))
-    read = {name: row for name in missing if (row := _row(store, name, files[name], reporter)) is not None}
+    read = {name: row for name in missing if (row := read_row(store, name, files[name], reporter)) is not None}
     if gone or read:
         with suppress(OSError):  # a read-only store is read without an index
             _write(store, gone, read, bool(known))
@@ -369,12 +405,13 @@ def _write(store: Path, gone: Sequence[str], read: Mapping[str, Mapping[str, Any
 
 def _is_valid(store: Path, name: str, file: os.stat_result, row: Mapping[str, Any]) -> bool:
     """Whether the run need not be read again."""
-    if _state(file) != row[STATE]:
+    if file_state(file) != row[STATE]:
         return False
     return row[OPEN_STATE] is None or row[OPEN_STATE] == _open_state(RunPaths(store / name))
 
 
-def _state(file: os.stat_result) -> str:
+def file_state(file: os.stat_result) -> str:
+    """Changes whenever a file is replaced or written."""
     return f"{file.st_mtime_ns}:{file.st_size}:{file.st_ino}"
 
 
@@ -383,11 +420,12 @@ def _open_state(paths: RunPaths) -> str:
     states = []
     for folder in (paths.trace("", 0).parent, paths.events("", 0, 0).parent):
         with suppress(OSError), os.scandir(folder) as entries:
-            states += [f"{entry.name}={_state(entry.stat())}" for entry in entries]
+            states += [f"{entry.name}={file_state(entry.stat())}" for entry in entries]
     return " ".join(sorted(states))
 
 
-def _row(store: Path, name: str, file: os.stat_result, reporter: IndexReporter) -> dict[str, Any] | None:
+def read_row(store: Path, name: str, file: os.stat_result, reporter: IndexReporter) -> dict[str, Any] | None:
+    """The row of one run as it is now; None, and a report, if it cannot be read."""
     paths = RunPaths(store / name)
     try:
         open_state = _open_state(paths)
@@ -408,7 +446,7 @@ def _row(store: Path, name: str, file: os.stat_result, reporter: IndexReporter) 
     watched = None
     if written.status == "running":
         watched = ALIVE if record.status == "running" else open_state
-    return {FOLDER: name, STATE: _state(file), OPEN_STATE: watched, **row, _ROW: packed}
+    return {FOLDER: name, STATE: file_state(file), OPEN_STATE: watched, **row, _ROW: packed}
 
 
 RUN_ID = ("run_id", TEXT, "the run")

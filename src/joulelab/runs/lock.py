@@ -56,7 +56,9 @@ class FolderLocked(UsageError):
     """Another process works on the run or group."""
 
     def __init__(self, folder: Path, lease: Lease | None) -> None:
-        if lease is None:
+        if not folder.exists():
+            super().__init__(f"{folder} was deleted or moved while it was in use", "its measurement is lost")
+        elif lease is None:
             super().__init__(f"{folder.name} is in use by another process", "wait for it to end")
         else:
             super().__init__(

@@ -26,13 +26,13 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
 from joulelab import __version__
-from joulelab.errors import NotFoundError, UsageError
+from joulelab.errors import NotFoundError, StorageFailed, UsageError
 from joulelab.redaction import redact_text
 from joulelab.runs.artifacts import BILL, CONTENTS
 from joulelab.runs.groups import group_yaml, load_group
 from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, storage_failure
 from joulelab.runs.store import current_record, read_record
-from joulelab.units import plural
+from joulelab.units import plural, size_text
 
 GROUP_SETTINGS = "group.yaml"
 TOP, STORE, MANIFEST, SUMS, README = "joulelab-pack", "runs", "MANIFEST.json", "SHA256SUMS", "README.txt"
@@ -250,7 +250,7 @@ def unpack(archive: Path, into: Path) -> Path:
 def _extract(archive: Path, folder: Path) -> dict[str, str]:
     """Write every file; returns name -> SHA-256 of what was written."""
     sums: dict[str, str] = {}
-    total = 0
+    total, free = 0, shutil.disk_usage(folder).free
     try:
         for name, size, content in _members(archive):
             target = folder / _inner_path(archive, name)
@@ -258,6 +258,12 @@ def _extract(archive: Path, folder: Path) -> dict[str, str]:
             if total > LARGEST_BYTES or len(sums) >= MOST_FILES:
                 raise UsageError(
                     f"{archive} claims to contain {total} bytes in {len(sums)} files", "it was not unpacked"
+                )
+            if total > free:  # before the disk is full, which would stop others who write to it
+                raise StorageFailed(
+                    f"{archive} contains at least {size_text(total)}; the disk of {folder.parent} has "
+                    f"{size_text(free)} free",
+                    "free some space, or choose another folder with --out",
                 )
             inner = target.relative_to(folder).as_posix()
             if inner in sums:

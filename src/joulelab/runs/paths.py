@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import secrets
 import shutil
 import unicodedata
@@ -43,6 +44,29 @@ def cache_folder() -> Path:
     """`JOULELAB_CACHE`, else `joulelab` in the user's cache directory."""
     chosen = os.environ.get("JOULELAB_CACHE")
     return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulelab"
+
+
+# Program, recorder and guard each hold pipes, traces and locks; 16 are enough for `measure` without a GPU.
+_FEWEST_DESCRIPTORS = 32
+# The ring of marks has 2 MiB.
+_SMALLEST_FILE_LIMIT_BYTES = 4 * 2**20
+
+
+def require_resources() -> None:
+    """Refuse to begin a run whose first files or pipes this process may not open."""
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if descriptors != resource.RLIM_INFINITY and descriptors < _FEWEST_DESCRIPTORS:
+        raise UsageError(
+            f"this process may open {descriptors} files; a run needs {_FEWEST_DESCRIPTORS}",
+            "raise the limit: ulimit -n 1024",
+        )
+    file_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if file_bytes != resource.RLIM_INFINITY and file_bytes < _SMALLEST_FILE_LIMIT_BYTES:
+        raise UsageError(
+            f"files of this process may have {size_text(file_bytes)}; a run needs at least "
+            f"{size_text(_SMALLEST_FILE_LIMIT_BYTES)}",
+            "raise the limit: ulimit -f unlimited",
+        )
 
 
 def make_folder(parent: Path, name: str) -> Path:
@@ -212,6 +236,11 @@ _FAILURES = {
     errno.EDQUOT: ("disk quota exceeded", "free some space or request a larger quota"),
     errno.EROFS: ("read-only file system", "make it writable"),
     errno.EIO: ("input/output error", "check the system log for disk errors"),
+    errno.ENODEV: (
+        "the file system cannot map files into memory (mmap)",
+        "use a file system that can, or a local disk",
+    ),
+    errno.EFBIG: ("a file reached the size limit of this process (`ulimit -f`)", "raise the limit"),
 }
 # Libraries that write files in native code report the system error as text only.
 _MESSAGES = {"No space left on device": errno.ENOSPC, "Disk quota exceeded": errno.EDQUOT, "os error 28": errno.ENOSPC}

@@ -6,10 +6,8 @@ the hardware must hold, or the exit code is 4; all other failures are warnings u
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from joulelab.runs.context import Progress, RunContext, StopRequest
 from joulelab.runs.measure.result import MeasuredRun, MeasureSpec
 from joulelab.runs.paths import storage_failure, write_json
 from joulelab.runs.record import IdleBaseline, RunRecord, StageRecord, Status
+from joulelab.runs.spec import HardwareAssertions
 from joulelab.units import duration_text, power_text
 
 BURN_STAGE = "prerun.burn"
@@ -34,16 +33,6 @@ BUSY_PERCENT = 50.0
 # A reading is on time up to this many typical intervals after the previous one.
 LATE_STEPS = 1.5
 KEPT_SHARE = 0.95
-GIB = 1024.0**3
-
-
-@dataclass(frozen=True)
-class Expected:
-    """Hardware that the user asserts; None: not asserted."""
-
-    gpu: str | None = None
-    gpus: int | None = None
-    min_memory_gib: float | None = None
 
 
 class PrerunCheck(Frozen):
@@ -68,7 +57,7 @@ class PrerunReport(Frozen):
 def prerun(
     store: Path,
     energy: EnergyConfig,
-    expected: Expected,
+    expected: HardwareAssertions,
     seconds: float,
     progress: Progress,
     strict: bool = False,
@@ -119,7 +108,7 @@ def judge(
     folder: Path,
     health: Health,
     gpus: Sequence[dict[str, Any]],
-    expected: Expected,
+    expected: HardwareAssertions,
     load: str,
     strict: bool = False,
 ) -> PrerunReport:
@@ -159,28 +148,13 @@ def _warning(name: str, ok: bool | None, text: str, strict: bool) -> PrerunCheck
     return PrerunCheck(name=name, ok=ok, required=strict, text=text)
 
 
-def hardware_checks(gpus: Sequence[dict[str, Any]], expected: Expected) -> list[PrerunCheck]:
+def hardware_checks(gpus: Sequence[dict[str, Any]], expected: HardwareAssertions) -> list[PrerunCheck]:
     """One check per assertion; without assertions the hardware is only reported."""
     names = [str(gpu.get("name", "?")) for gpu in gpus]
-    answers: list[tuple[str, bool | None, str]] = []
-    if expected.gpu is not None:
-        others = [name for name in names if not _matches(expected.gpu, name)]
-        found = ", ".join(dict.fromkeys(names)) or "no GPU"
-        answers.append(("GPU name", bool(names) and not others, f"expected {expected.gpu}, found {found}"))
-    if expected.gpus is not None:
-        answers.append(("GPU count", len(gpus) == expected.gpus, f"expected {expected.gpus} GPUs, found {len(gpus)}"))
-    if expected.min_memory_gib is not None:
-        smallest = min((float(gpu.get("memory_bytes", 0)) / GIB for gpu in gpus), default=0.0)
-        text = f"expected at least {expected.min_memory_gib:g} GiB on every GPU, the smallest has {smallest:.1f}"
-        answers.append(("GPU memory", bool(gpus) and smallest >= expected.min_memory_gib, text))
+    answers = environment.hardware_answers(gpus, expected)
     if not answers:
         return [PrerunCheck(name="hardware", ok=None, required=False, text=", ".join(names) or "no NVIDIA GPU")]
     return [PrerunCheck(name=name, ok=ok, required=True, text=text) for name, ok, text in answers]
-
-
-def _matches(expected: str, name: str) -> bool:
-    """Whole words: `H200` matches `NVIDIA H200`, `A10` does not match `NVIDIA A100`."""
-    return re.search(rf"(?<![A-Za-z0-9]){re.escape(expected)}(?![A-Za-z0-9])", name, re.IGNORECASE) is not None
 
 
 def idle_checks(baselines: Sequence[IdleBaseline]) -> list[Answer]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -275,6 +275,25 @@ class Section(BaseModel):
         return ()
 
 
+class HardwareAssertions(Section):
+    """Hardware that the run must find; it does not start on other hardware (exit code 4)."""
+
+    aliases: ClassVar = {
+        "assert_gpu_name": "gpu_name",
+        "assert_gpu_count": "gpu_count",
+        "assert_cpu_brand": "cpu_name",
+    }
+
+    gpu_name: str | None = None
+    """Words in the name of every GPU, for example H100; null: any."""
+    gpu_count: int | None = Field(None, ge=0)
+    """Number of GPUs that the run can use; null: any."""
+    min_gpu_memory_gib: float | None = Field(None, ge=0)
+    """Memory of every GPU, at least; null: any."""
+    cpu_name: str | None = None
+    """Words in the name of the processor, for example EPYC; null: any."""
+
+
 class WandbSettings(Section):
     """Where Weights & Biases keeps the run; null follows the user's login and the variables of W&B."""
 
@@ -304,6 +323,8 @@ class RunSpec(Section):
     """Pipeline that runs the stages."""
     label: str = ""
     """Name of this run's method in comparisons; runs with the same label are repeats of each other."""
+    tags: tuple[Annotated[str, Field(min_length=1, max_length=40)], ...] = Field((), max_length=20)
+    """Words to find the run by in `joulelab ui`, for example `tags=[paper,h200]`. They change no result."""
     seed: int = Field(0, ge=0, le=LARGEST_SEED)
     """Random seed: initial weights, data order, dropout."""
     reuse_artifacts: bool = True
@@ -315,6 +336,8 @@ class RunSpec(Section):
     `trackers.wandb.project=mine` enables W&B with a setting of `wandb`."""
     wandb: WandbSettings = WandbSettings()
     """Settings of the tracker wandb; also written as `trackers.wandb`."""
+    hardware: HardwareAssertions = HardwareAssertions()
+    """Hardware that the run requires; checked on the machine where it runs."""
 
     @field_validator("trackers")
     @classmethod
@@ -343,6 +366,10 @@ class RunSpec(Section):
 
     def require_packages(self) -> None:
         """Raise `DependencyMissing` if a package is not installed without which no stage can run."""
+
+    def meter_settings(self) -> EnergyConfig:
+        """What the meter records in an attempt; a pipeline that measures other processes finds them here."""
+        return self.energy
 
     def preflight(self) -> None:
         """Raise everything that is wrong with the settings and files as one error; first that packages are missing,

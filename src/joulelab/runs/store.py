@@ -419,7 +419,10 @@ def find_leftovers(store: Path) -> list[Leftover]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    """What this user can read: in a shared store others may have private runs."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if not path.is_dir() or os.access(path, os.R_OK | os.X_OK))
 
 
 def _unfinished(folder: Path) -> list[Path]:

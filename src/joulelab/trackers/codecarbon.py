@@ -90,13 +90,13 @@ def _start(file: LineFile, folder: Path, energy: EnergyConfig) -> Any:
         output_dir=str(folder),
         output_methods=[methods.OutputMethod.CSV],
         output_handlers=[_Readings(file)],
-        **_location(energy.grid),
+        **location(energy.grid),
     )
     tracker.start()
     return tracker
 
 
-def _location(grid: str) -> dict[str, Any]:
+def location(grid: str) -> dict[str, Any]:
     """The user's country, else a fixed intensity, so that CodeCarbon never guesses a country."""
     factor = parse_grid(grid)
     if factor is not None and factor.code3 is not None:

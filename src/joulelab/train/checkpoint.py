@@ -49,14 +49,15 @@ class Checkpoints(Protocol):
         """Wait for a checkpoint that is being written; raises if writing failed."""
 
     def clear(self) -> None:
-        """Delete all checkpoints; the finished model is an artifact."""
+        """Delete the checkpoints that are not to be kept; the finished model is an artifact."""
 
 
 class CheckpointFolder:
     """Checkpoints of a single process: one file each."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, kept_at_end: int = 0) -> None:
+        """`kept_at_end` of the newest stay when the training is finished."""
+        self.folder, self._kept_at_end = folder, kept_at_end
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="joulelab-checkpoint")
         self._writing: Future[None] | None = None
         self._buffers: dict[str, Tensor] = {}
@@ -108,7 +109,9 @@ class CheckpointFolder:
 
     def clear(self) -> None:
         self.finish()
-        for path in (*self._files(), *self.folder.glob(f"step-*{CORRUPTED}"), *self.folder.glob("step-*.tmp")):
+        finished = self._files()
+        no_longer_needed = finished[: len(finished) - self._kept_at_end] if self._kept_at_end else finished
+        for path in (*no_longer_needed, *self.folder.glob(f"step-*{CORRUPTED}"), *self.folder.glob("step-*.tmp")):
             path.unlink()
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
@@ -153,7 +156,7 @@ class CheckpointFolder:
         # Only after the new file is complete under its name.
         others = [old for old in self._files() if old != path]
         for old in others:
-            if old in others[: 1 - KEEP] or old.name.startswith(name):
+            if old in others[: 1 - max(KEEP, self._kept_at_end)] or old.name.startswith(name):
                 old.unlink()
 
     def _files(self) -> list[Path]:

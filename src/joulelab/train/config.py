@@ -55,6 +55,8 @@ class TrainingConfig(Section):
     """Learning rate after the warm-up: linear to 0, cosine to 0, or constant."""
     warmup_share: float = Field(0.1, ge=0, lt=1)
     """Fraction of the budget over which the learning rate rises from 0."""
+    warmup_steps: int | None = Field(None, ge=1)
+    """Optimizer steps over which the learning rate rises from 0, instead of a fraction of the budget."""
 
     # numerics and devices
     precision: Precision = "fp32"
@@ -73,6 +75,8 @@ class TrainingConfig(Section):
     """Optimizer steps between checkpoints. A killed run repeats at most this many steps; all its energy is recorded."""
     checkpoint_async: bool = True
     """Write checkpoints in the background; training waits only for the copy to host memory."""
+    keep_checkpoints: int = Field(0, ge=0)
+    """Newest periodic checkpoints that stay in `checkpoints/` of the run after training; 0 removes all of them."""
     evaluate_every_steps: int | None = Field(None, ge=1)
     """Optimizer steps between evaluations on held-out data, billed to a separate stage; null evaluates only after
     training."""

@@ -62,8 +62,8 @@ _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 class ShardedCheckpoints:
     """Checkpoints of several ranks: one folder each."""
 
-    def __init__(self, folder: Path, ranks: Ranks) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, ranks: Ranks, kept_at_end: int = 0) -> None:
+        self.folder, self._kept_at_end = folder, kept_at_end
         self._ranks = ranks
         # The writer thread communicates while the loop does; a separate group keeps their messages apart.
         self._group = dist.new_group(backend="gloo")
@@ -120,14 +120,18 @@ class ShardedCheckpoints:
             writing.result()
             self._ranks.barrier()
             if self._ranks.is_first:
-                for old in self._complete_folders()[:-KEEP]:
+                for old in self._complete_folders()[: -max(KEEP, self._kept_at_end)]:
                     shutil.rmtree(old)
 
     def clear(self) -> None:
         self.finish()
         self._ranks.barrier()
         if self._ranks.is_first and self.folder.is_dir():
-            shutil.rmtree(self.folder)
+            kept = self._complete_folders()[-self._kept_at_end :] if self._kept_at_end else []
+            for path in [path for path in self.folder.iterdir() if path not in kept]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if not kept:
+                self.folder.rmdir()
 
     def _rank_file(self, folder: Path) -> Path:
         return folder / f"rank-{self._ranks.rank:05d}.pt"

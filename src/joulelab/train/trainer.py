@@ -1,6 +1,6 @@
 """The training loop, for teachers, students and every model of the zoo.
 
-    train: resume -> (step -> log, evaluate, save or stop)* -> done
+    train: resume -> (prepare where needed -> step -> log, evaluate, save or stop)* -> done
     step:  draw micro-batches -> forward -> backward, each -> one optimizer step
 
 `Trainer` is the loop, `SimpleTrainer` runs a micro-batch on one device or on many (DDP, FSDP). The rest of the module
@@ -18,10 +18,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,16 @@ class StepReport:
     learning_rate: float
 
 
+class StepPreparation(Protocol):
+    """Work between steps that training needs, for example sampling the next batches from the model."""
+
+    def is_due(self, position: Position) -> bool:
+        """Whether the step at this position needs it; the same on all ranks."""
+
+    def prepare(self, position: Position, paused: Callable[[], AbstractContextManager[object]]) -> None:
+        """Do it. What is spent inside `with paused():` does not use the training's budget."""
+
+
 @dataclass(frozen=True)
 class TrainerCallbacks:
     """What the loop needs from the run around it, and what it reports to it. With the defaults the loop runs alone."""
@@ -90,6 +100,7 @@ class TrainerCallbacks:
     replayed_readings: Sequence[BudgetReading] | None = None
     warn: Callable[[str], None] = lambda text: None
     ranks: Ranks = SINGLE_RANK
+    preparation: StepPreparation | None = None
 
 
 class Trainer(ABC, Generic[B]):
@@ -151,6 +162,7 @@ class Trainer(ABC, Generic[B]):
             with self.stats.phase("train"):
                 first_step = self.position.step
                 while not self.finished:
+                    self.prepare_step()
                     if self.position.step == first_step:
                         self._warm_up()
                     else:
@@ -166,6 +178,18 @@ class Trainer(ABC, Generic[B]):
                 self.budget.stop()
         self.close()
         return loss
+
+    def prepare_step(self) -> None:
+        """Other work that the next step needs, billed to its own stages. A stop during it loses only that work: no
+        batch of the next step has been drawn."""
+        preparation = self.callbacks.preparation
+        if preparation is None or not preparation.is_due(self.position):
+            return
+        try:
+            with self.stats.phase("aside"):
+                preparation.prepare(self.position, self.budget.paused)
+        except EndedBySignal as signal:
+            self._save_and_stop(signal)
 
     def _warm_up(self) -> None:
         """Run the first step of an attempt, which counts as setup: it allocates memory and loads libraries and kernels.
@@ -343,7 +367,12 @@ class Trainer(ABC, Generic[B]):
     def _set_learning_rate(self, tokens: int) -> None:
         """For the current step, which trains on `tokens` tokens."""
         fraction = self.budget.fraction_amid(self.position, tokens)
-        factor = learning_rate_factor(self.config.schedule, fraction, self.config.warmup_share)
+        config, steps = self.config, self.config.warmup_steps
+        factor = learning_rate_factor(config.schedule, fraction, 0.0 if steps else config.warmup_share)
+        if steps:
+            # The number of steps of a token, time or energy budget is not known in advance, so the decay cannot begin
+            # after the warm-up: it runs from the first step, and the warm-up multiplies it.
+            factor *= min(1.0, (self.position.step + 1) / steps)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * factor
 
@@ -447,9 +476,14 @@ GUIDE = "docs/add-a-trainer.md has a complete example"
 
 
 def load_trainer(name: str) -> type[SimpleTrainer[Any]]:
-    """The trainer in a user's file; SimpleTrainer itself for an empty name."""
+    """The trainer in a user's file or of an installed package; SimpleTrainer itself for an empty name."""
     if not name:
         return SimpleTrainer
+    if name in lookup.TRAINERS.names():
+        registered = lookup.TRAINERS.resolve(name)
+        if isinstance(registered, type) and issubclass(registered, SimpleTrainer):
+            return registered
+        raise ConfigError(f"the trainer '{name}' is {registered!r}, not a subclass of SimpleTrainer", GUIDE)
     module = lookup.import_file(Path(name).resolve(), GUIDE)
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
     found = [kind for kind in kinds if issubclass(kind, SimpleTrainer)]
@@ -461,7 +495,9 @@ def load_trainer(name: str) -> type[SimpleTrainer[Any]]:
 
 def trainer_checks(spec: Any) -> Iterator[Callable[[], object]]:
     """The user's trainer is imported before a run starts, so that a mistake in it costs nothing."""
-    if Path(spec.trainer).is_file():  # a missing file is reported by the check of the settings
+    if (
+        spec.trainer in lookup.TRAINERS.names() or Path(spec.trainer).is_file()
+    ):  # a missing file is reported by the check of the settings
         yield lambda: load_trainer(spec.trainer)
 
 

@@ -26,7 +26,7 @@ from joulelab.train.devices import is_out_of_memory
 from joulelab.train.optim import track_compilations
 from joulelab.train.parallel import SINGLE_RANK, Ranks
 from joulelab.train.stats.hooks import GuardedStats, MeterStats, StatsList, TrackerContext, load_tracker
-from joulelab.train.trainer import SimpleTrainer, StepReport, TrainerCallbacks
+from joulelab.train.trainer import SimpleTrainer, StepPreparation, StepReport, TrainerCallbacks
 from joulelab.units import energy_text
 from joulelab.zoo.objective import Objective
 
@@ -39,6 +39,10 @@ class EvaluationPoint(NamedTuple):
     """Evaluations so far, including this one and those of earlier attempts."""
     stage: Stage
     """The stage it is billed to; counts the items of all evaluations."""
+
+
+StageOpener = Callable[[str, str, str], AbstractContextManager[Stage]]
+"""(name, role, activity) -> a stage that suspends the training's; opened again, it gets another segment."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class TrainingJob:
     ranks: Ranks = SINGLE_RANK
     loss_name: str = ""
     """Shown with the loss on the console, because losses of different objectives are not comparable."""
+    preparation: Callable[[StageOpener], StepPreparation] | None = None
+    """Makes the work between steps that this training needs; it opens its stages with what it is given."""
     trainer: type[SimpleTrainer[Any]] = SimpleTrainer
     """The loop; a user's subclass may replace its forward, backward or optimizer step."""
 
@@ -85,6 +91,7 @@ class _Session:
         self.checkpoints = self._make_checkpoints()
         self.step = 0
         self.start_ns = 0
+        self.is_warm = False
         self.trainer: SimpleTrainer[Any] | None = None
         self.telemetry_every = run.spec.telemetry_every if isinstance(run.spec, TrainingRunSpec) else None
         self.telemetry = Telemetry(run.paths.folder / FILE_NAME, self.telemetry_every or 0, run.spec.energy.gpus)
@@ -138,6 +145,7 @@ class _Session:
             replayed_readings=self._readings_to_replay(),
             warn=run.warn,
             ranks=job.ranks,
+            preparation=job.preparation(self._preparation_stage) if job.preparation else None,
         )
         stats = StatsList([MeterStats(run.meter.phase), *trackers])
         return job.trainer(job.model, job.batches, job.objective, job.config, stats, callbacks)
@@ -149,15 +157,16 @@ class _Session:
 
     def _on_warmup(self, stage: Stage, before: Position, after: Position) -> None:
         self.run.note_setup("warmup", self.start_ns, clock.now().mono_ns)
+        self.is_warm = True
         stage.count_as_setup(samples=after.samples - before.samples, tokens=after.tokens - before.tokens)
 
     def _make_checkpoints(self) -> Checkpoints:
         folder = self.run.paths.checkpoints / self.job.stage
         if self.job.ranks.world == 1:
-            return CheckpointFolder(folder)
+            return CheckpointFolder(folder, self.job.config.keep_checkpoints)
         from joulelab.train.sharding_fsdp import ShardedCheckpoints  # torch.distributed, seconds to import
 
-        return ShardedCheckpoints(folder, self.job.ranks)
+        return ShardedCheckpoints(folder, self.job.ranks, self.job.config.keep_checkpoints)
 
     def _tracker_context(self, trainer: SimpleTrainer[Any]) -> TrackerContext:
         return TrackerContext(
@@ -165,6 +174,7 @@ class _Session:
             device=trainer.device,
             folder=self.run.paths.folder / "stats",
             meter=self.run.meter,
+            grid=self.run.spec.energy.grid,
             stage=self.job.stage,
             aside=lambda name: self._other_stage(name, "setup", "profile"),
             write=self.run.progress.write,
@@ -181,6 +191,16 @@ class _Session:
             yield stage
         if self.trainer is not None and not self.trainer.finished:
             self.run.progress.stage(self.job.stage, self.trainer.total_steps)
+
+    @contextmanager
+    def _preparation_stage(self, name: str, role: str, activity: str) -> Iterator[Stage]:
+        """Before the first step the training's own setup is noted in two parts, around this stage."""
+        if not self.is_warm:
+            self.run.note_setup("warmup", self.start_ns, clock.now().mono_ns)
+        with self._other_stage(name, role, activity) as stage:
+            yield stage
+        if not self.is_warm:
+            self.start_ns = clock.now().mono_ns
 
     def _report_overshoot(self, trainer: SimpleTrainer[Any]) -> None:
         """Report the energy beyond the budget: training stops only after a whole step."""

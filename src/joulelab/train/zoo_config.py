@@ -117,7 +117,9 @@ class TrainSpec(TrainingRunSpec):
         yield self._check_device
 
     def _check_trainer(self) -> None:
-        if self.trainer and not (Path(self.trainer).is_file() and self.trainer.endswith(".py")):
+        if not self.trainer or self.trainer in lookup.TRAINERS.names():
+            return
+        if not (Path(self.trainer).is_file() and self.trainer.endswith(".py")):
             raise NotFoundError(
                 f"there is no Python file {self.trainer}", "pass a .py file with a subclass of SimpleTrainer"
             )

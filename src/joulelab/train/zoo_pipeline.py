@@ -220,9 +220,15 @@ class _TrainPipeline:
     def record_results(self) -> None:
         """Parameters, FLOPs, loss, speed and MFU for the record."""
         model = self.workload.model
+        found, stated = count_parameters(model), self.spec.request.size.parameters
+        if found != stated and self.ranks.world == 1:  # a rank of FSDP has a shard of them
+            self.run.warn(
+                f"{self.spec.model} states parameters={stated:,} for this size, but the model has {found:,}: correct "
+                "the size; memory and batch size were planned with the stated number"
+            )
         cost, speed = self.cost, read_speed(self.run.paths.metrics, TRAIN)
         results = {
-            "model.parameters": count_parameters(model),
+            "model.parameters": found,
             "model.forward_flops_per_item": cost.forward_flops,
             "model.training_flops_per_item": cost.training_flops,
             f"{TRAIN}.first_loss": speed.first_loss,

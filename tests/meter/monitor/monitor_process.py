@@ -1,4 +1,4 @@
-"""The real `joulelab monitor` in a process of its own, and its log as it grows."""
+"""The real `joulelab monitor` in a separate process, and its log as it grows."""
 
 import json
 import os

@@ -15,6 +15,10 @@ import psutil
 import pytest
 from programs import SLEEPER, is_gone, measure_words, only_folder, record, stages, started, wait_for
 
+from joulelab.errors import EndedBySignal
+from joulelab.runs.context import StopRequest
+from joulelab.runs.measure.program import ProcessGroup, SignalRelay, Terminal
+
 
 @pytest.fixture
 def store(tmp_path):
@@ -44,6 +48,17 @@ def test_sigterm_reaches_the_program_and_leaves_a_truncated_record(store):
     assert record(store)["status"] == "truncated"
     assert stages(store) == ["program.run.1"]
     assert record(store)["error"]["message"] == "ended by SIGTERM"
+
+
+def test_a_signal_before_the_program_exists_keeps_it_from_starting(tmp_path):
+    """It may arrive after the check at the beginning of the stage, which then writes and syncs a mark."""
+    stop, terminal = StopRequest(), Terminal()
+    relay = SignalRelay(stop, terminal.present)
+    with ProcessGroup(relay, terminal) as group:
+        relay._receive(signal.SIGTERM, None)
+        with pytest.raises(EndedBySignal):
+            group.run("/usr/bin/touch", ["touch", str(tmp_path / "started")])
+    assert not (tmp_path / "started").exists() and relay.group is None and group.ended_well == 0
 
 
 def test_a_program_that_ends_well_when_asked_to_end_is_still_truncated(store):

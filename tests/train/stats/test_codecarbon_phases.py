@@ -1,6 +1,7 @@
 """CodeCarbon as a tracker of the loop: its tables, its silence toward the network, and what a reading is worth."""
 
 import csv
+import dataclasses
 import socket
 import sys
 import tempfile
@@ -38,14 +39,14 @@ def test_it_writes_the_run_its_steps_and_their_phases_offline(tmp_path, monkeypa
     assert [path.name for path in home.iterdir()] == [".codecarbon.config"]
     (run,) = rows(tmp_path, "run_rank0.csv")
     steps, phases = rows(tmp_path, "steps_rank0.csv"), rows(tmp_path, "substeps_rank0.csv")
-    assert (run["phase"], run["step"]) == ("train", "6")
-    assert [row["step"] for row in steps] == ["1", "2", "3", "4", "5", "6"]
-    assert [row["phase"] for row in phases if row["step"] == "2"] == [
-        *("input", "forward", "backward") * 2, "optimizer_step",
+    assert [row["task_name"] for row in steps] == [f"step_{number}" for number in range(1, 7)]
+    assert [row["task_name"] for row in phases if row["task_name"].endswith("_2")] == [
+        *("input_2", "forward_2", "backward_2") * 2, "optimizer_step_2",
     ]  # fmt: skip
-    assert float(run["duration_s"]) >= sum(float(row["duration_s"]) for row in steps)
+    assert float(run["energy_consumed"]) > 0 and run["emissions"] == "", "no grid, so no emissions"
     assert [row["step"] for row in rows(tmp_path, "losses.csv")] == ["3", "6"]
-    assert "what a reading of one phase is worth" in output_text
+    assert "codecarbon (its own figures): " in output_text and "no emissions (set energy.grid)" in output_text
+    assert "quality of single phase readings" in output_text
     assert "optimizer_step: 6 readings of" in output_text
 
 
@@ -93,3 +94,26 @@ def test_readings_that_are_a_constant_times_time_are_reported_too():
     assert readings.text("forward").endswith("duration times a constant, no information beyond the duration")
     readings.add(0.005, 0.5, 0.0)
     assert "none is 0 J; coefficient of variation" in readings.text("forward")
+
+
+def test_its_files_have_its_own_columns_and_emissions_and_are_imported(tmp_path):
+    pytest.importorskip("codecarbon")
+    from codecarbon.output_methods.emissions_data import EmissionsData, TaskEmissionsData
+
+    from joulelab.meter.importers.convert import read_log
+    from joulelab.meter.importers.power_log import TimeRule
+
+    trained(make_trainer(CodeCarbonStats(), max_steps=4), folder=tmp_path, grid="FR")
+    (run,), steps = rows(tmp_path, "run_rank0.csv"), rows(tmp_path, "steps_rank0.csv")
+    assert list(run) == [field.name for field in dataclasses.fields(EmissionsData)]
+    assert list(steps[0]) == [field.name for field in dataclasses.fields(TaskEmissionsData)]
+    assert run["country_iso_code"] == "FRA"
+    # kWh times the intensity of the grid is kg CO2e, in every row
+    intensity = float(run["emissions"]) / float(run["energy_consumed"])
+    assert 0.01 < intensity < 0.2
+    for row in steps:
+        assert float(row["emissions"]) == pytest.approx(intensity * float(row["energy_consumed"]), rel=1e-6)
+    read = read_log(tmp_path / "codecarbon" / "steps_rank0.csv", TimeRule())
+    expected_j = sum(float(row["energy_consumed"]) for row in steps) * 3.6e6
+    assert read.runs[0].total_j == pytest.approx(expected_j)
+    assert read.runs[0].tasks[0].count == 4

@@ -29,7 +29,7 @@ def test_all_trackers_at_once_leave_the_training_as_it_is(tmp_path):
     assert_same_numbers(all_numbers(watched), all_numbers(plain))
     assert set(results) == {"simple", "codecarbon", "averaged-energy", "torch-profiler", "energy"}
     json.dumps(results)  # it goes into the run's events
-    for words in ("p95 ms", "codecarbon, its own", "averaged energy: missing", "torch profiler", "energy per phase"):
+    for words in ("p95 ms", "codecarbon (its own", "averaged energy: missing", "torch profiler", "energy per phase"):
         assert words in output_text
     assert {path.name for path in tmp_path.iterdir()} == {"simple", "codecarbon", "torch-profiler"}
 
@@ -55,7 +55,7 @@ def test_a_second_training_writes_next_to_the_first(tmp_path):
     for _ in range(2):
         trained(make_trainer(SimpleStats(), max_steps=2), folder=tmp_path)
     assert {path.name for path in (tmp_path / "simple").glob("*.csv")} == {
-        "losses.csv", "losses_2.csv", "phases.csv", "phases_2.csv",
+        "losses.csv", "losses_2.csv", "phases.csv", "phases_2.csv", "steps.csv", "steps_2.csv",
     }  # fmt: skip
     assert unused_path(tmp_path / "simple", "phases", ".csv").name == "phases_3.csv"
 

@@ -1,4 +1,4 @@
-"""A model of the zoo, an observer of the training loop and an evaluator of a student."""
+"""A model of the zoo, an observer of the training loop, a trainer and an evaluator of a student."""
 
 import numpy as np
 import torch
@@ -8,6 +8,7 @@ from torch.nn import functional
 from joulelab.data.batches import ShuffledRows, TensorBatch
 from joulelab.data.splits import parse_split
 from joulelab.train.stats.hooks import TrainerStats
+from joulelab.train.trainer import SimpleTrainer
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective, Workload
 from joulelab.zoo.pretrained import seeded_init
 from joulelab.zoo.registry import Size, ZooEntry
@@ -45,6 +46,16 @@ MODEL = ZooEntry(
     needs=("torch",),
     learnable=False,
 )
+
+
+class SignTrainer(SimpleTrainer):
+    """Updates the weights by the signs of the gradients."""
+
+    def optimizer_step(self, count):
+        for parameter in self.trained.parameters():
+            if parameter.grad is not None:
+                parameter.grad.sign_().mul_(count)
+        super().optimizer_step(count)
 
 
 class StepCounter(TrainerStats):

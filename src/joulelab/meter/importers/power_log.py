@@ -505,7 +505,8 @@ def _with_energy_in_j(device: DeviceLog, stated_unit: str, starts_at_zero: bool)
     power_times, watts = device.series("power_watts")
     stated = stated_unit.lower()
     rises = bool(len(values) > 1 and (np.diff(values) >= 0).all())
-    by_power_j = float(np.trapezoid(watts, power_times)) if len(power_times) > 1 else 0.0
+    # numpy's own function has two names: trapz before version 2, trapezoid since
+    by_power_j = float(np.sum(np.diff(power_times) * (watts[1:] + watts[:-1])) / 2)
     sums = {True: float(values[-1] - values[0]) if len(values) else 0.0, False: float(values[1:].sum())}
     readings = [(cumulative, unit) for unit in _ENERGY_UNITS for cumulative in (True, False) if rises or not cumulative]
     if by_power_j > 0 and len(values) > 1:

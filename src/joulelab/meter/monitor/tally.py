@@ -10,11 +10,9 @@ trace.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from typing import Any
 from joulelab.clock import NS
 from joulelab.meter.figures import EnergyFigure, Method, missing
 from joulelab.meter.sensors import Device, Line, counter_rise, largest_rise_w
+from joulelab.meter.trace import NewLines
 
 HISTORY = 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -112,6 +111,7 @@ class Tally:
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = {device.device: DeviceTally(device) for device in devices}
         self.host: Line = {}
+        self.cores: Line = {}
         self.process: dict[str, Any] | None = None
         self.ticks = 0
         self.errors: dict[str, int] = {}
@@ -141,6 +141,8 @@ class Tally:
             gpu.latest = {**gpu.latest, **{name: value for name, value in line.items() if value is not None}}
         elif line.get("kind") == "host":
             self.host = line
+        elif line.get("kind") == "cores":
+            self.cores = line
         self.take_line(line)
 
     def take_line(self, line: Line) -> None:
@@ -175,8 +177,7 @@ class LiveEnergy:
     """Energy while it is being used, from the tail of a trace: each new line is read once."""
 
     def __init__(self, trace: Path) -> None:
-        self._trace = trace
-        self._offset = 0
+        self._lines = NewLines(trace)
         self._tally = Tally(())
 
     def read(self, estimates: bool = False) -> float | None:
@@ -197,6 +198,15 @@ class LiveEnergy:
         found = [device.power_w for device in self._chosen(estimates) if device.power_w is not None]
         return sum(found) if found else None
 
+    def devices(self, estimates: bool = False) -> list[DeviceTally]:
+        """The counted devices with a reading, and their latest values, as far as the lines were read."""
+        return self._chosen(estimates)
+
+    @property
+    def cores(self) -> Line:
+        """The latest use of the CPU cores; empty if it is not recorded."""
+        return self._tally.cores
+
     def _chosen(self, estimates: bool) -> list[DeviceTally]:
         return [
             tally
@@ -205,23 +215,15 @@ class LiveEnergy:
         ]
 
     def _take_new_lines(self) -> None:
-        if not self._trace.exists():
-            return
-        with self._trace.open("rb") as file:
-            file.seek(self._offset)
-            for raw in file:
-                if not raw.endswith(b"\n"):
-                    return  # still being written: read again next time
-                self._offset += len(raw)
-                with suppress(ValueError):  # a line that a full disk cut short
-                    self._take(json.loads(raw))
+        for line in self._lines.read():
+            self._take(line)
 
     def _take(self, line: Line) -> None:
         if line.get("kind") in ("header", "devices"):
             for device in line["devices"]:
                 self._tally.devices.setdefault(device["device"], DeviceTally(Device(**device)))
         else:
-            self._tally.take_line(line)
+            self._tally.take_reading(line)
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,10 @@ class LiveTraces:
                 known_w = [power_w for power_w in powers_w if power_w is not None]
                 return LiveReading(sum(known_j), sum(known_w) if known_w else None, estimates)
         return LiveReading(None, None)
+
+    def trace(self, path: Path) -> LiveEnergy:
+        """One of the traces, as far as `read` has read it."""
+        return self._traces[path]
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -28,7 +28,7 @@ import psutil
 from joulelab import clock
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, Line
-from joulelab.meter.sensors.processes import BusyTime, fellow_ranks
+from joulelab.meter.sensors.processes import BusyTime, fellow_ranks, living
 from joulelab.units import BYTES_PER_MB
 
 
@@ -63,14 +63,14 @@ _WORK = ("user", "system", "nice", "irq", "softirq", "steal")
 class CoresSensor:
     def __init__(self, config: EnergyConfig, pid: int) -> None:
         self.interval_s = max(SHORTEST_S, config.sample_interval_s)
-        self._pid = pid
+        self._pid, self._others = pid, config.process_ids
         self._cores: list[int] = []
         self._ranks: list[BusyTime] = []
         self._last = (0.0, 0.0, 0.0)
 
     def open(self) -> list[Device]:
         self._cores = allowed_cores(self._pid)
-        self._ranks = [BusyTime(self._pid), *(BusyTime(pid) for pid in fellow_ranks(self._pid))]
+        self._ranks = [BusyTime(pid) for pid in (self._pid, *fellow_ranks(self._pid), *living(self._others))]
         self._last = self._now()
         return []
 
@@ -182,7 +182,7 @@ class CpuEstimateSensor:
     def __init__(self, config: EnergyConfig, pid: int) -> None:
         self.interval_s = config.sample_interval_s
         self._with_machine = config.estimate_machine or config.total_energy_policy == "machine"
-        self._pid = pid
+        self._pid, self._others = pid, config.process_ids
         self._ranks: list[BusyTime] = []
         self._ended_s: Mapping[int, float] = {}
 
@@ -192,10 +192,11 @@ class CpuEstimateSensor:
 
     def open(self) -> list[Device]:
         # one recorder serves all ranks of a host, so it has to count the CPU time of all of them
-        pids = [self._pid, *fellow_ranks(self._pid)]
-        self._ranks = [BusyTime(pid, self._ended_s.get(pid, 0.0)) for pid in pids]
-        ranks = f", {len(self._ranks)} ranks of one launch" if len(self._ranks) > 1 else ""
-        devices = [_describe(PROGRAM, f"the program and its children{ranks}")]
+        pids, others = [self._pid, *fellow_ranks(self._pid)], living(self._others)
+        self._ranks = [BusyTime(pid, self._ended_s.get(pid, 0.0)) for pid in (*pids, *others)]
+        ranks = f", {len(pids)} ranks of one launch" if len(pids) > 1 else ""
+        named = f", and pid {', '.join(map(str, others))}" if others else ""
+        devices = [_describe(PROGRAM, f"the program and its children{ranks}{named}")]
         if self._with_machine:
             devices.append(_describe(MACHINE, "all processes of this machine", counted=False))
         return devices

@@ -59,6 +59,7 @@ class _MeterSensor:
     """Readers of joules and watts by device; counters are preferred where a device has both."""
 
     component, fix = "node", ""
+    title: ClassVar[str]
 
     def __init__(self, config: EnergyConfig, pid: int) -> None:
         self.interval_s = config.sample_interval_s
@@ -68,7 +69,7 @@ class _MeterSensor:
     def open(self) -> list[Device]:
         devices = self._find()
         if not devices:
-            raise SensorUnavailable(self.component, f"{type(self).__name__} found no meter", self.fix)
+            raise SensorUnavailable(self.component, f"{self.title}: no reading", self.fix)
         return devices
 
     def _find(self) -> list[Device]:
@@ -121,6 +122,7 @@ def _meter_files(folder: Path) -> list[str]:
 
 
 class HwmonSensor(_MeterSensor):
+    title = "hwmon"
     fix = "load the driver of the board's power meter"
 
     def _find(self) -> list[Device]:
@@ -204,6 +206,7 @@ def cray_present() -> bool:
 class CraySensor(_MeterSensor):
     """Files hold `12345 J 1700000000000000 us`. The node's counter contains the others, which are listed."""
 
+    title = "Cray pm_counters"
     fix = "the kernel of a Cray node has /sys/cray/pm_counters"
 
     def _find(self) -> list[Device]:
@@ -233,7 +236,6 @@ class _BmcSensor(_MeterSensor):
     """A node's power by its management controller, whose calls are slow."""
 
     device: ClassVar[str]
-    title: ClassVar[str]
 
     def __init__(self, config: EnergyConfig, pid: int) -> None:
         super().__init__(config, pid)

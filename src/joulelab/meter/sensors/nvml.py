@@ -408,7 +408,7 @@ class NvmlSensor:
         self._wanted = config.gpus
         self._nvml = nvml
         self._cards: list[Card] = []
-        self._other_processes = OtherProcesses(pid)
+        self._other_processes = OtherProcesses(pid, config.process_ids)
         self._counter_due_ns = 0
         self._revive_due_ns = 0
         self._remark = ""

@@ -112,8 +112,8 @@ LAUNCH_MARKS = (("MASTER_ADDR", "MASTER_PORT", "RANK"), ("SLURM_JOB_ID", "SLURM_
 class OtherProcesses:
     """Warns once per device and process that is not the program's."""
 
-    def __init__(self, program_pid: int) -> None:
-        self._program_pid = program_pid
+    def __init__(self, program_pid: int, also_ours: Iterable[int] = ()) -> None:
+        self._programs = (program_pid, *also_ours)
         self._known: set[tuple[str, int]] = set()
 
     def warn(self, device: str, pids: Iterable[int]) -> list[Line]:
@@ -122,7 +122,7 @@ class OtherProcesses:
             if (device, pid) in self._known:
                 continue
             self._known.add((device, pid))
-            if not is_ours(pid, self._program_pid):
+            if not any(is_ours(pid, program) for program in self._programs):
                 lines.append({"kind": "warning", "device": device, "pid": pid, "text": self._text(pid)})
         return lines
 
@@ -154,6 +154,11 @@ def fellow_ranks(program_pid: int) -> list[int]:
     except psutil.Error:
         return []
     return [pid for pid in siblings if pid != program_pid and _same_launch(pid, program_pid)]
+
+
+def living(pids: Iterable[int]) -> list[int]:
+    """Those of the pids that exist."""
+    return [pid for pid in pids if psutil.pid_exists(pid)]
 
 
 def _same_launch(pid: int, program_pid: int) -> bool:

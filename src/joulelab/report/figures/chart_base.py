@@ -8,6 +8,7 @@ sets the parameters; a figure in a file has the initial ones.
 from __future__ import annotations
 
 import math
+import resource
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ from typing import Any
 import altair as alt
 import numpy as np
 
+from joulelab.errors import UsageError
 from joulelab.meter.figures import LOWER_BOUND, EnergyFigure, amount_text, labeled_text
 from joulelab.meter.series import Array
 from joulelab.report.compare.comparison import Comparison
 from joulelab.report.energy_sums import all_parts
 from joulelab.runs.record import RunRecord, StageRecord
+from joulelab.units import size_text
 
 # Hues of Okabe and Ito (2008), distinguishable for color-blind readers, without black and yellow, which are invisible
 # on a dark or a light page. Methods also differ in shape, so that no figure depends on color alone.
@@ -31,6 +34,26 @@ _PALE = ("#8FC1DE", "#F0CD86", "#86CDB9", "#EBB58E", "#E5BFD5", "#B4DDF6")
 STAGE_HUES = (*HUES, *_DARK, *_PALE)
 GRAY = "#8A8F98"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
+
+# The JavaScript engine in vl-convert reserves 64 GB of address space, of which it uses 0.1 GB, and aborts the process
+# if it does not get them.
+_ADDRESS_SPACE_BYTES = 68 * 2**30
+
+
+def chart_converter() -> Any:
+    """The module vl_convert, after a check that its engine can start; raises the soft limit where that is enough."""
+    import vl_convert
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY and soft < _ADDRESS_SPACE_BYTES:
+        if hard != resource.RLIM_INFINITY and hard < _ADDRESS_SPACE_BYTES:
+            raise UsageError(
+                f"charts need {size_text(_ADDRESS_SPACE_BYTES)} of address space (not of memory); the limit of this "
+                f"process is {size_text(soft)}",
+                "raise it for this command: ulimit -v unlimited",
+            )
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    return vl_convert
 
 
 def label_scales(labels: Iterable[str]) -> tuple[list[str], list[str], list[str]]:

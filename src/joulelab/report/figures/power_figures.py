@@ -22,6 +22,7 @@ from joulelab.meter.series import Trace, load_trace
 from joulelab.meter.trace import SUFFIX, numbers_in, read_batches, read_lines
 from joulelab.report.figures.chart_base import (
     Figure,
+    chart_converter,
     color_scale,
     finish,
     is_overhead,
@@ -371,13 +372,11 @@ def draw(log: PowerLog, folder: Path, formats: Sequence[str], axis: Axis, title:
 
 
 def _save(chart: Any, path: Path) -> None:
-    import vl_convert
-
     spec = chart.to_dict()
     if path.suffix == ".svg":
-        path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
+        path.write_text(chart_converter().vegalite_to_svg(spec), encoding="utf-8")
     else:
-        path.write_bytes(vl_convert.vegalite_to_png(spec, scale=PNG_SCALE))
+        path.write_bytes(chart_converter().vegalite_to_png(spec, scale=PNG_SCALE))
 
 
 def _chart(log: PowerLog, panel: Panel, axis: Axis, title: str) -> Any:

@@ -221,7 +221,7 @@ def curve_points(record: RunRecord, folder: Path, traces: Sequence[AttemptTrace]
         if (joules := so_far.at(line)) is not None:
             stage = line["stage"]
             kind = "validation" if stage in validations else "training" if stage in trainings else None
-            points.append({"joules": joules, "run": record.run_id, **_numbers(line), "kind": kind})
+            points.append({"joules": joules, "run": record.run_id, **_numbers(line), "kind": kind, "stage": stage})
     return points
 
 
@@ -334,6 +334,52 @@ def quality_over_joules(comparison: Comparison, points: Sequence[Point]) -> Figu
         name="quality-over-joules",
         log_axis="x",
     )
+
+
+def loss_of_run(record: RunRecord, folder: Path, points: Sequence[Point]) -> Figure | None:
+    """Training and held-out loss of one run, also while it is running, against the energy used so far; against steps
+    where that energy is not known (several hosts)."""
+    by_energy = any(point["joules"] for point in points)
+    lines = points if by_energy else _thinned_metrics(folder)
+    factor, unit = energy_unit([point["joules"] for point in points]) if by_energy else (1.0, "")
+    values = [
+        {
+            "x": float(f"{line['joules'] / factor:.5g}") if by_energy else line["step"],
+            "loss": float(f"{line[key]:.5g}"),
+            "line": f"{line['stage']}{', held out' if key == _HELD_OUT else ''}",
+            "step": line.get("step"),
+        }
+        for line in lines
+        for key in ("loss", _HELD_OUT)
+        if isinstance(line.get(key), int | float) and math.isfinite(line[key])
+    ]
+    if len({value["x"] for value in values}) < 2:
+        return None
+    domain, colors, _ = label_scales(str(value["line"]) for value in values)
+    x_title = f"Energy so far ({unit})" if by_energy else "Step"
+    base = alt.Chart(alt.NamedData("losses")).encode(
+        x=alt.X("x:Q", title=x_title, scale=alt.Scale(zero=by_energy)),
+        y=alt.Y("loss:Q", title="Loss", scale=alt.Scale(zero=False)),
+        color=alt.Color("line:N", title="Stage", scale=alt.Scale(domain=domain, range=colors)),
+        tooltip=["line:N", "step:Q", alt.Tooltip("loss:Q", format=".4f"), alt.Tooltip("x:Q", title=x_title)],
+    )
+    chart = alt.layer(base.mark_line(strokeWidth=1.6), base.mark_point(filled=True, size=25))
+    return Figure(
+        title="Loss over energy" if by_energy else "Loss over steps",
+        spec=finish(chart, 240, losses=values),
+        description=f"Loss of {record.label}: {values[-1]['loss']:.4g} in the last of {len(values)} points.",
+        caption="Energy up to that point, with inherited energy; a student's without the teacher's work."
+        if by_energy
+        else "",
+        height=240,
+        name="loss",
+    )
+
+
+def _thinned_metrics(folder: Path) -> list[Point]:
+    path = RunPaths(folder).metrics
+    lines = [line for line in read_metrics(path) if line.get("stage") and line.get("step") is not None]
+    return lines[:: max(1, len(lines) // _MOST_POINTS)]
 
 
 def _chosen(comparison: Comparison, points: Sequence[Point]) -> tuple[str, str, list[Point]] | None:

@@ -401,7 +401,7 @@ class Measurement:
             self._windows.close()
             status, reason = how_it_ended(error)
             leave(self._stage, reason)
-            self._record = self._run.end(status, reason)
+            self._record = self._run.end_or_warn(status, reason)
             _open.remove(self)
             atexit.unregister(self._at_exit)
         return self._record

@@ -20,6 +20,7 @@ from types import FrameType
 import psutil
 
 from joulelab.errors import EndedBySignal, JoulelabError, UsageError
+from joulelab.meter.sensors import within
 from joulelab.meter.sensors.processes import is_recorder
 from joulelab.runs.context import StopRequest
 from joulelab.runs.measure import process_guard
@@ -110,6 +111,10 @@ class SignalRelay:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, self._receive)
 
+    @property
+    def requested_signum(self) -> int | None:
+        return self._stop.signum
+
     def ignore_signals(self) -> None:
         """After the record is written: a late signal must not change the exit code."""
         for signum in ENDING:
@@ -189,6 +194,7 @@ def _foreground_terminal() -> int | None:
 
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 GRACE_S = 2.0
+GUARD_LIMIT_S = 60.0  # it starts in 20 ms on an idle machine
 SHELL_SIGNAL_CODES = 128
 
 
@@ -238,6 +244,29 @@ def describe_shell_exit_code(exit_code: int) -> str:
     return f" ({signal_name(signum)}, as reported by the shell)"
 
 
+def start_guard() -> subprocess.Popen[bytes]:
+    """A new process group that ends when this process is killed; its number is the process id of the returned guard,
+    which a byte on its standard input ends."""
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(process_guard.__file__))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # The guard is the group's leader: a group exists as long as it has a member, so its
+        # number cannot be reused for another group between two repeats of the program.
+        process_group=0,
+    )
+    assert guard.stdout is not None
+    try:
+        ready = within(GUARD_LIMIT_S, guard.stdout.readline)
+    except TimeoutError:
+        guard.kill()
+        ready = b""
+    if ready != process_guard.READY:
+        raise JoulelabError("the guard of the program's process group did not start")
+    guard.stdout.close()
+    return guard
+
+
 class ProcessGroup:
     """The program's process group, guarded while entered. Programs run in it one after the other."""
 
@@ -245,33 +274,29 @@ class ProcessGroup:
         self._relay = relay
         self._terminal = terminal
         self._own_children: set[int] = set()
+        self.ended_well = 0
+        """Number of programs that ended with exit code 0."""
 
     def __enter__(self) -> ProcessGroup:
         adopt_orphans()
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(process_guard.__file__))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # The guard is the group's leader: a group exists as long as it has a member, so its
-            # number cannot be reused for another group between two repeats of the program.
-            process_group=0,
-        )
-        assert self._guard.stdout is not None
-        if self._guard.stdout.readline() != process_guard.READY:
-            raise JoulelabError("the guard of the program's process group did not start")
-        self._guard.stdout.close()
+        self._guard = start_guard()
         self._own_children = {child.pid for child in psutil.Process().children(recursive=True)}
         return self
 
     def __exit__(self, *_: object) -> None:
         self._terminal.take_back()
-        with contextlib.suppress(BrokenPipeError):
-            self._guard.communicate(b"x")
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self._guard.communicate(b"x", timeout=GUARD_LIMIT_S)
 
     def run(self, executable: str, command: Sequence[str]) -> ProgramExit:
         """Start the program in the group, forward signals, and wait for its end."""
         self._relay.group = self._guard.pid
         received_before = len(self._relay.received)
+        # A signal that arrived before `group` was set reached no program, and the stage's own check may be over: it
+        # writes and syncs a mark after that. Without this the program would run to its end first.
+        if self._relay.requested_signum is not None:
+            self._relay.group = None
+            raise EndedBySignal(self._relay.requested_signum)
         self._terminal.lend_if_ours(self._guard.pid)
         try:
             program = self._start(executable, command)
@@ -284,6 +309,7 @@ class ProcessGroup:
             self._terminal.take_back()
         program.returncode = os.waitstatus_to_exitcode(status)  # otherwise Popen would wait for it again
         killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        self.ended_well += status == 0
         return ProgramExit(os.WEXITSTATUS(status) if killed_by is None else 128 + killed_by, killed_by)
 
     def _start(self, executable: str, command: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
+import traceback
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Literal, NoReturn
 
 from pydantic import Field
 
+from joulelab import clock
 from joulelab.errors import EndedBySignal, JoulelabError, StorageFailed, UsageError
 from joulelab.meter.figures import EnergyFigure, Frozen, Method, bound_mark, covered_percent, figure_text
 from joulelab.meter.grids import Co2e, Cost, co2e_text, cost_text
 from joulelab.meter.series import Gap, Trace, load_trace
-from joulelab.runs.attempt import RunAttempt, create_run
+from joulelab.runs.attempt import RunAttempt, create_run, error_record
 from joulelab.runs.context import Progress, RunContext, SilentProgress, Stage, StopRequest
 from joulelab.runs.lock import holding
-from joulelab.runs.measure.program import ProcessGroup, SignalRelay, Terminal, end_all
+from joulelab.runs.measure.program import ProcessGroup, ProgramFailed, SignalRelay, Terminal, end_all
 from joulelab.runs.paths import RunPaths, storage_failure, write_json
 from joulelab.runs.record import (
     Note,
@@ -305,6 +308,26 @@ def refuse(run: RunContext) -> NoReturn:
     raise not_restartable()
 
 
+class RecordLost(JoulelabError):
+    """The program has ended and its record was not written; `measure` exits with the program's code."""
+
+    def __init__(self, problem: BaseException, folder: Path, exit_code: int) -> None:
+        reason = _why_lost(problem, folder)
+        ended = f"the program ended with exit code {exit_code}"
+        super().__init__(f"{ended}, but its measurement was not recorded: {reason.message}", reason.hint)
+        self.exit_code = exit_code
+
+
+def _why_lost(problem: BaseException, folder: Path) -> JoulelabError:
+    known = storage_failure(problem, folder) or problem
+    if isinstance(known, JoulelabError):
+        return known
+    if not isinstance(known, OSError | MemoryError):  # a bug, which keeps its traceback
+        with suppress(OSError):
+            traceback.print_exception(known)
+    return JoulelabError(f"{type(known).__name__}: {known}")
+
+
 class MeasuredRun:
     """An attempt of a new run whose work is the user's own code."""
 
@@ -327,6 +350,26 @@ class MeasuredRun:
     @property
     def is_own(self) -> bool:
         return self._attempt.is_own
+
+    def end_or_warn(self, status: Status, error: BaseException | None = None) -> RunRecord:
+        """As `end`, for code of the user that has done its work: a problem with the record is printed, not raised, and
+        the returned record is a failed one without stages."""
+        try:
+            return self.end(status, error)
+        except Exception as problem:
+            reason = _why_lost(problem, self.paths.folder)
+            lost = JoulelabError(f"the measurement was not recorded: {reason.message}", reason.hint)
+            with suppress(OSError):
+                print(f"joulelab: error: {lost.message}", file=sys.stderr, flush=True)
+            return RunRecord(
+                run_id=self.paths.run_id,
+                name=self.spec.name,
+                label=self.spec.label or self.spec.name,
+                status="failed",
+                created_at=clock.iso(clock.now().wall_s),
+                spec=self.spec.model_dump(mode="json"),
+                error=error_record(lost),
+            )
 
     def amend(self, record: RunRecord) -> RunRecord:
         """Write the record again with results that depend on the final figures (the mean over repeats)."""
@@ -389,22 +432,32 @@ def measure_program(
     relay = SignalRelay(stop, terminal.present)
     relay.listen()
     measured = MeasuredRun(store, spec, stop, progress, folder)
+    group = ProcessGroup(relay, terminal)
     error: BaseException | None = None
     status: Status = "done"
     try:
         run = measured.begin(spec.command)
-        with ProcessGroup(relay, terminal) as group:
+        with group:
             run_all(run, spec, group, executable, command)
     except EndedBySignal as ended:
         status, error = "truncated", ended
     except BaseException as failure:
         status, error = "failed", storage_failure(failure, measured.paths.folder) or failure
-    record = measured.end(status, error)
-    record = measured.amend(conclude(record, measured.paths))
-    relay.ignore_signals()
-    if isinstance(error, StorageFailed) or (error is not None and not isinstance(error, JoulelabError)):
-        raise error
-    return result_of(record, measured.paths.folder, error.exit_code if error else 0)
+    # None: a program did not run to its end because of a problem of ours
+    exit_code: int | None = 0 if group.ended_well == spec.warmup + spec.repeat else None
+    if isinstance(error, EndedBySignal | ProgramFailed):
+        exit_code = error.exit_code
+    try:
+        record = measured.end(status, error)
+        record = measured.amend(conclude(record, measured.paths))
+        relay.ignore_signals()
+        if error is not None and (isinstance(error, StorageFailed) or not isinstance(error, JoulelabError)):
+            raise error
+        return result_of(record, measured.paths.folder, error.exit_code if error else 0)
+    except Exception as problem:
+        if exit_code is None:
+            raise (error or problem) from None
+        raise RecordLost(problem, measured.paths.folder, exit_code) from problem
 
 
 def run_all(run: RunContext, spec: MeasureSpec, group: ProcessGroup, executable: str, command: Sequence[str]) -> None:

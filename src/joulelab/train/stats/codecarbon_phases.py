@@ -1,9 +1,11 @@
 """CodeCarbon around the training, every step and every phase, offline.
 
 Three CodeCarbon trackers run in parallel, because one follows only one task at a time. Their readings are written to
-`run_*.csv`, `steps_*.csv` and `substeps_*.csv`, the losses to `losses.csv`. Energies are CodeCarbon's own: counters
-where it finds them, models and constants elsewhere. CO2e is not computed, so no location and no network are needed,
-and CodeCarbon's lock file is not used: a stale one would make the next run measure nothing.
+`run_*.csv`, `steps_*.csv` and `substeps_*.csv` in CodeCarbon's own format: the columns of its `emissions.csv`, with
+`task_name` (`step_7`, `forward_7`) in the tables of tasks, kWh and kg CO2e. The losses are in `losses.csv`. Energies
+are CodeCarbon's own: counters where it finds them, models and constants elsewhere. Emissions need a grid
+(`energy.grid`); without one their cells are empty. No network is needed, and CodeCarbon's lock file is not used: a
+stale one would make the next run measure nothing.
 
 On a GPU the tracker synchronizes at every edge; otherwise a phase would be charged for its launches only. That, and
 CodeCarbon's own calls of milliseconds, make it the most expensive tracker. It exists for comparison.
@@ -15,16 +17,20 @@ Without a counter CodeCarbon multiplies the duration by a constant, which adds n
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import math
 import os
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from joulelab.errors import DependencyMissing
-from joulelab.meter.importers.emissions_csv import ENERGIES, energies_j
-from joulelab.trackers.codecarbon import offline_tracker
+from joulelab.meter.grids import parse_grid
+from joulelab.meter.importers.emissions_csv import energies_j
+from joulelab.trackers.codecarbon import location, offline_tracker
 from joulelab.train.stats.hooks import CsvFile, LossFile, TrackerContext, TrainerStats, device_synchronizer, unused_path
 from joulelab.train.stats.phase_times import STEP_PHASES
 from joulelab.train.stats.step_energy import INTERRUPTIONS
@@ -130,7 +136,8 @@ class CodeCarbonStats(TrainerStats):
         self._losses = LossFile(folder)
         tag = f"rank{os.environ.get('RANK', '0')}"
         try:
-            self._levels = {level: _LevelTracker(level, tag, folder) for level in ("run", "steps", "substeps")}
+            levels = ("run", "steps", "substeps")
+            self._levels = {level: _LevelTracker(level, tag, folder, context.grid) for level in levels}
         except Exception as error:
             self._disable(error)
 
@@ -174,25 +181,38 @@ class CodeCarbonStats(TrainerStats):
             level.close()
         self._losses.close()
         values = {phase: readings.values() for phase, readings in self.readings.items()}
-        self._context.result("codecarbon", {"problem": self._problem or None, "phases": values})
+        run = self._levels.get("run")
+        total = run.total if run is not None else None
+        self._context.result("codecarbon", {"problem": self._problem or None, "total": total, "phases": values})
         if self._problem:
             return f"codecarbon: {self._problem}"
         lines = [readings.text(phase) for phase, readings in self.readings.items() if phase in STEP_PHASES]
-        return "\n".join(["codecarbon (its own figures), quality of single phase readings:", *lines])
+        opening = [] if total is None else [f"codecarbon (its own figures): {total_text(total)}"]
+        return "\n".join([*opening, "codecarbon, quality of single phase readings:", *lines])
+
+
+def total_text(total: Mapping[str, Any]) -> str:
+    """CodeCarbon's figures for the whole training: energy, its parts, and emissions if a grid is known."""
+    parts = ", ".join(f"{name} {energy_text(total[f'{name.lower()}_j'])}" for name in ("CPU", "GPU", "RAM"))
+    emitted = total.get("emissions_kg")
+    co2e = "no emissions (set energy.grid)" if emitted is None else f"{1000 * emitted:.3g} g CO2e"
+    return f"{energy_text(total['energy_j'])} ({parts}), {co2e}"
 
 
 class _LevelTracker:
     """One CodeCarbon tracker and its table: for the run, for steps, or for phases."""
 
-    def __init__(self, level: str, tag: str, folder: Path | None) -> None:
+    def __init__(self, level: str, tag: str, folder: Path | None, grid: str) -> None:
         # Overrides configuration files and the environment: no output, no endpoint, no location service.
-        self._tracker = offline_tracker(
-            INTERVAL_S, output_methods=[], emissions_endpoint=None, force_carbon_intensity_g_co2e_kwh=0.0
-        )
+        self._tracker = offline_tracker(INTERVAL_S, output_methods=[], emissions_endpoint=None, **location(grid))
+        self._has_grid = parse_grid(grid) is not None
         self._whole_run = level == "run"
         self._start_s = 0.0
-        names = ("step", "phase", "duration_s", *ENERGIES)
-        self._table = None if folder is None else CsvFile(unused_path(folder, f"{level}_{tag}", ".csv"), names)
+        self.total: dict[str, float | None] | None = None
+        formats: Any = importlib.import_module("codecarbon.output_methods.emissions_data")
+        kind = formats.EmissionsData if self._whole_run else formats.TaskEmissionsData
+        self._names = [field.name for field in dataclasses.fields(kind)]
+        self._table = None if folder is None else CsvFile(unused_path(folder, f"{level}_{tag}", ".csv"), self._names)
         if not self._whole_run:  # the first task detects the hardware for a second; keep that out of the first step
             self._tracker.start_task("first")
             self._tracker.stop_task()
@@ -210,8 +230,11 @@ class _LevelTracker:
         # CodeCarbon keeps every task, kilobytes each; a long training would fill the memory.
         self._tracker._tasks.clear()
         row = {name: value or 0.0 for name, value in energies_j(lambda name: getattr(data, name)).items()}
+        own = {"task_name": f"{phase}_{step}"} if self._has_grid else _WITHOUT_GRID | {"task_name": f"{phase}_{step}"}
         if self._table is not None:
-            self._table.add((step, phase, duration_s, *row.values()))
+            self._table.add(own.get(name, getattr(data, name, "")) for name in self._names)
+        if self._whole_run:
+            self.total = {**row, "emissions_kg": data.emissions if self._has_grid else None}
         return {"duration_s": duration_s, **row}
 
     def _stop_run(self) -> Any:
@@ -223,3 +246,6 @@ class _LevelTracker:
             self._tracker.stop()
         if self._table is not None:
             self._table.close()
+
+
+_WITHOUT_GRID = {"emissions": "", "emissions_rate": ""}

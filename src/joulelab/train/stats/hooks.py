@@ -45,6 +45,8 @@ class TrackerContext:
     """Folder for the tracker's files; None if the loop runs outside a run."""
     meter: Meter | None = None
     """The run's meter, if there is one."""
+    grid: str = "none"
+    """Electricity grid of the run, for emissions (`energy.grid`)."""
     aside: Callable[[str], AbstractContextManager[Any]] = lambda name: nullcontext()
     """`with context.aside(f"{context.stage}.phases"):` bills the tracker's own work to that stage."""
     write: Callable[[str], None] = lambda text: None

@@ -220,10 +220,16 @@ QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 _COLUMNS = ("phase", "clock", "count", "mean_s", *(f"{name}_s" for name in QUANTILES), "max_s")
 
 
+_STEP_COLUMNS = ("step", *(f"{phase}_s" for phase in STEP_PHASES), "step_s")
+
+
 class SimpleStats(TrainerStats):
-    """Mean and quantiles of every phase, on the host clock and on the device clock."""
+    """Mean and quantiles of every phase, on the host clock and on the device clock, and a table with a row per step."""
 
     def __init__(self) -> None:
+        self._steps: CsvFile | None = None
+        self._unread: deque[int] = deque()  # steps whose times are not known yet: a GPU works behind the program
+        self._step_s: dict[str, float] = {}
         self._clock: PhaseClock = HostClock()
         self._times: dict[tuple[str, str], Durations] = {}
         self._losses = LossFile(None)
@@ -235,12 +241,22 @@ class SimpleStats(TrainerStats):
         self._context = context
         self._clock = clock_for(context.device)
         self._losses = LossFile(self._folder())
+        if (folder := self._folder()) is not None:
+            self._steps = CsvFile(unused_path(folder, "steps", ".csv"), _STEP_COLUMNS)
+
+    def start_train(self) -> None:
+        if self._context is not None:
+            self._losses.step = self._context.trainer.position.step  # above 0 in a resumed run
+        super().start_train()
 
     def start(self, phase: str) -> None:
         self._clock.start(phase)
 
     def stop(self, phase: str) -> None:
+        untimed = self._clock.untimed
         self._clock.stop(phase)
+        if phase == "step" and self._clock.untimed == untimed:
+            self._unread.append(self._losses.step + 1)
 
     def log_loss(self, loss: float) -> None:
         self._first_loss = loss if self._first_loss is None else self._first_loss
@@ -256,6 +272,16 @@ class SimpleStats(TrainerStats):
         self._row(timed.phase, "host").add(timed.host_s)
         if timed.device_s is not None:
             self._row(timed.phase, "device").add(timed.device_s)
+        if timed.phase == "step" or timed.phase in STEP_PHASES:
+            self._step_s[timed.phase] = self._step_s.get(timed.phase, 0.0) + timed.duration_s
+        if timed.phase == "step" and self._unread:
+            self._end_step(self._unread.popleft(), self._step_s)
+            self._step_s = {}
+
+    def _end_step(self, step: int, times_s: dict[str, float]) -> None:
+        """The times of a step are known: the sums over its micro-batches."""
+        if self._steps is not None:
+            self._steps.add((step, *(round(times_s.get(phase, 0.0), 9) for phase in (*STEP_PHASES, "step"))))
 
     def _row(self, phase: str, clock: str) -> Durations:
         row = self._times.get((phase, clock))
@@ -268,6 +294,8 @@ class SimpleStats(TrainerStats):
             device_synchronizer(self._context.device)()  # training is over, so waiting for the last events is fine
         self.log_step(self._losses.step)
         self._losses.close()
+        if self._steps is not None:
+            self._steps.close()
         rows = self._rows()
         if self._context is not None:
             self._context.result("simple", {"phases": rows, "untimed": self._clock.untimed})
@@ -295,6 +323,16 @@ class SimpleStats(TrainerStats):
         if self._last_loss is not None:
             lines.append(f"loss {self._first_loss:.4f} at the first log line, {self._last_loss:.4f} at the last")
         return "\n".join(lines)
+
+
+class SimpleStepStats(SimpleStats):
+    """`simple`, with a line on the terminal for every step."""
+
+    def _end_step(self, step: int, times_s: dict[str, float]) -> None:
+        super()._end_step(step, times_s)
+        if self._context is not None:
+            parts = ", ".join(f"{phase} {1000 * times_s[phase]:.2f} ms" for phase in STEP_PHASES if phase in times_s)
+            self._context.write(f"step {step}: {1000 * times_s['step']:.2f} ms ({parts})")
 
 
 def _row_values(phase: str, clock: str, times: Durations) -> dict[str, Any]:
