@@ -68,6 +68,7 @@ def hub():
     server.shutdown()
 
 
+@pytest.mark.slow
 def test_texts_reviews_and_published_conversations_come_from_a_hub_id(hub, tmp_path):
     """In one process: importing the hub's clients takes longer than all that they are asked."""
     small_tokenizers.bert().save_pretrained(tmp_path / "tokenizer")

@@ -113,6 +113,7 @@ def record(source_tree: Path) -> dict[str, Any]:
     return loaded
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_one_folder_and_one_line(record: dict[str, Any]) -> None:
     stages = {stage["name"]: (stage["role"], stage["activity"]) for stage in record["stages"]}
     assert stages.items() >= {
@@ -124,6 +125,7 @@ def test_a_pipeline_is_one_folder_and_one_line(record: dict[str, Any]) -> None:
     assert record["results"]["student.distance"]["value"] < 0.2
 
 
+@pytest.mark.slow
 def test_a_sensor_is_one_file_and_one_line(record: dict[str, Any]) -> None:
     (attempt,) = record["attempts"]
     (lamp,) = [device for device in attempt["devices"] if device["device"] == "lamp:0"]
@@ -132,12 +134,14 @@ def test_a_sensor_is_one_file_and_one_line(record: dict[str, Any]) -> None:
     assert "lamp:0" in record["totals"]["cpu"]["sources"]
 
 
+@pytest.mark.slow
 def test_an_evaluator_is_one_file_and_one_line(record: dict[str, Any]) -> None:
     error = record["results"]["student.line-error.largest"]
     assert error["lower_is_better"] and error["value"] >= record["results"]["student.distance"]["value"]
     assert "student-line-error" in {ancestor["name"] for ancestor in record["lineage"]}
 
 
+@pytest.mark.slow
 def test_an_evaluator_of_your_own_is_a_file_by_path(record: dict[str, Any]) -> None:
     assert record["results"]["student.mine.slope"]["value"] == pytest.approx(3, abs=0.5)
     assert record["results"]["student.size.parameters"]["value"] == 2

@@ -45,6 +45,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted((folder / "runs").glob("*/run.json"))]
 
 
+@pytest.mark.slow
 def test_the_plain_script_learns_and_is_measured_unchanged(folder: Path) -> None:
     script = (folder / "train_pytorch.py").read_text()
     assert "import joulelab" not in script
@@ -54,6 +55,7 @@ def test_the_plain_script_learns_and_is_measured_unchanged(folder: Path) -> None
     assert record["status"] == "done"
 
 
+@pytest.mark.slow
 def test_the_trainer_script_measures_training_and_evaluation_separately(folder: Path) -> None:
     run(folder, "python", "train_hf_trainer.py", "--steps", "20")
     (record,) = records(folder)

@@ -46,6 +46,7 @@ class Power:
         self._patch.setattr(Stage, "count", self._count)
 
 
+@pytest.mark.slow
 def test_dpo_interrupted_in_eight_stages_has_the_same_result(lab, finished, tmp_path, power):
     paths = lab.paths(tmp_path, "dpo", training={"evaluate_every_steps": 4, "checkpoint_every_steps": 2})
     for stage in ORDER:
@@ -76,6 +77,7 @@ def test_kd_interrupted_while_caching_logits_resumes(lab, finished, tmp_path, po
     assert record.stage("teacher.logits").tokens == finished["kd"][0].stage("teacher.logits").tokens
 
 
+@pytest.mark.slow
 def test_an_energy_budget_resumes_with_what_is_left(lab, finished, power):
     paths = lab.paths(
         finished["sft"][1].folder.parent, "sft", budget={"tokens": None, "energy_j": 4.0},

@@ -175,6 +175,7 @@ class Observed:
         monkeypatch.setattr(on_policy.Rollouts, "_generate", generated)
 
 
+@pytest.mark.slow
 def test_a_killed_run_trains_on_the_same_tokens(lab, finished, tmp_path, monkeypatch):
     observed, count = Observed(monkeypatch), Stage.count
     training = {"checkpoint_every_steps": 2}
@@ -224,6 +225,7 @@ def test_a_share_of_the_batches_comes_from_the_teachers_completions(lab, finishe
     assert any("50 % of the batches from the teacher's completions" in note.text for note in record.validity.notes)
 
 
+@pytest.mark.slow
 def test_the_energy_budget_counts_generation_and_not_the_teacher(lab, finished, monkeypatch):
     """By the budget's own readings: paused while the teacher scores, running while the student writes."""
     paused = []
@@ -278,6 +280,7 @@ def test_prompts_of_a_pass_are_answered_once_and_differently_in_the_next(lab, fi
 WHOLE = {**SHORT, "answer": {"temperature": 1.0, "n": 2}}
 
 
+@pytest.mark.slow
 def test_a_server_that_lists_all_tokens_teaches_as_a_live_teacher_and_fewer_tokens_are_near(lab, finished):
     from openai_server import serving
 

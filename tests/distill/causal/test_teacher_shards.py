@@ -62,7 +62,9 @@ def joules(record, stage):
     return record.stage(stage).energy.cpu_estimate.energy_j
 
 
-@pytest.mark.parametrize("until", KINDS)
+@pytest.mark.parametrize(
+    "until", [kind if kind == "logits" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_three_shards_join_to_the_same_bytes_and_their_energy_counts_once(lab, whole, tmp_path, until):
     pipeline, changes = KINDS[until]
     alone, at_once = whole(until)

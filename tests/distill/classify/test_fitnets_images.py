@@ -1,5 +1,7 @@
 """Hints between CNNs: a ResNet's maps lead a smaller network, in stages of their own."""
 
+import pytest
+
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
@@ -9,6 +11,7 @@ from joulelab.runs.spec import check, load_spec, read_layers
 TRAINING = {"epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "prefetch": 0}
 
 
+@pytest.mark.slow
 def test_a_small_cnn_is_led_to_the_maps_of_a_resnet_and_learns(tmp_path):
     chosen = {
         "name": "maps", "pipeline": "fitnets-images", "device": "cpu", "telemetry_every": 0,

@@ -51,7 +51,9 @@ def run(tmp_path, config):
     return execute(create_run(tmp_path, check(config)), SilentProgress()), tmp_path
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [name if name == "bert" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
 def test_every_family_is_distilled_from_text_to_a_saved_student(tmp_path, text, teachers, family):
     record, store = run(tmp_path, settings(text, teachers, family, telemetry_every=6))
     folder = store / record.run_id
@@ -113,6 +115,7 @@ def test_a_teacher_that_an_earlier_run_trained_is_reused_with_its_bill(tmp_path,
     assert second.results["teacher.mlm_loss"] == first.results["teacher.mlm_loss"]
 
 
+@pytest.mark.slow
 def test_packed_rows_have_no_padding_and_students_come_in_sizes(tmp_path, text, teachers):
     config = settings(
         text, teachers, "bert",
@@ -123,6 +126,7 @@ def test_packed_rows_have_no_padding_and_students_come_in_sizes(tmp_path, text, 
     assert record.results["student.mlm_loss"].value < record.results["student.mlm_loss.start"].value
 
 
+@pytest.mark.slow
 def test_a_store_that_was_prepared_before_is_read_where_it_lies(tmp_path, text, teachers):
     made, store = run(tmp_path / "a", settings(text, teachers, "bert", until="teacher"))
     tokens = store / made.run_id / "artifacts" / "data" / "tokens"
@@ -160,6 +164,7 @@ def truncated():
     raise RuntimeError("power failure")
 
 
+@pytest.mark.slow
 def test_a_student_that_starts_from_our_own_weights_inherits_their_energy(tmp_path, text, teachers):
     estimated = {"estimate_cpu": True, "gpus": "none"}
     first, store = run(tmp_path, settings(text, teachers, "bert", energy=estimated))
