@@ -107,6 +107,20 @@ def test_document_000_extract_makes_a_folder_without_pth(old, joulelab, bert_her
     assert not Path("data/student.pth").exists()
 
 
+def test_document_000_question_answering(old):
+    words = old(
+        """python run_squad_w_distillation.py --model_type distilbert --model_name_or_path distilbert-base-uncased
+        --teacher_type bert --teacher_name_or_path bert-base-uncased --do_train --do_eval --do_lower_case
+        --train_file train-v1.1.json --predict_file dev-v1.1.json --per_gpu_train_batch_size 12 --learning_rate 3e-5
+        --num_train_epochs 2 --warmup_steps 100 --max_seq_length 384 --doc_stride 128
+        --output_dir out""".replace("\n", " ")
+    )
+    assert words[:2] == ["run", "squad"] and words[words.index("--run-dir") + 1] == "out"
+    files = ("data.train_file", "data.validation_file")  # files, which are checked elsewhere
+    spec = load_spec("squad", parse_overrides(word for word in words if "=" in word and not word.startswith(files)))
+    assert (spec.training.warmup_steps, spec.training.batch_size, spec.data.doc_stride) == (100, 12, 128)
+
+
 def test_document_000_monitor_and_dump(old):
     assert old("python monitor.py --gpu 0 --interval 5 --log_path logs/power_log.jsonl --pid 7") == shlex.split(
         "monitor --gpu 0 --interval 5 --log_path logs/power_log.jsonl --pid 7"
@@ -175,6 +189,40 @@ def test_document_002_submit_takes_a_data_script(joulelab):
     code, out, err = joulelab("submit", "kd-tiny", "--data-script", "logit_caching", "--dry-run", "--partition", "x")
     assert code == 0, err
     assert "sbatch" in (out + err).lower()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        *("logit_caching", "tulu_preprocess_dataset", "codeforces_preprocess_dataset"),
+        *("openr1_math_preprocess_dataset", "synthetic_generation", "preference_dataset", "prerun"),
+    ],
+)
+def test_document_002_every_data_script_can_be_submitted(old, joulelab, script):
+    """`sbatch run_pipeline.sh CONFIG --data-script NAME`, with the experiment that uses its output."""
+    kind = {"synthetic_generation": "synthetic", "preference_dataset": "dpo"}.get(script, "kd")
+    words = old(f"sbatch run_pipeline.sh {kind}_tiny --data-script {script} --run-dir made")
+    assert words == ["submit", f"{kind}-tiny", "--data-script", script, "--run-dir", "made"]
+    code, out, err = joulelab(*words, "--dry-run", "--partition", "x")
+    assert code == 0, err
+    assert f"run={Path('made').absolute()}" in out
+    started = [line for line in out.splitlines() if line.startswith("exec ")]
+    assert started and ("joulelab prerun kd-tiny" in started[-1]) == (script == "prerun")
+
+
+def test_document_002_a_prerun_in_a_chosen_folder_is_in_the_store(joulelab, monkeypatch, tmp_path):
+    from joulelab.runs import prerun
+    from joulelab.runs.store import find_folder
+
+    usual = prerun.prerun
+    monkeypatch.setattr(prerun, "prerun", lambda *settings: usual(*settings[:3], 0.3, *settings[4:]))
+    code, out, err = joulelab("run", "kd-tiny", "--data-script", "prerun", "--run-dir", "scratch/run123", "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    assert json.loads(Path("scratch/run123/prerun.json").read_text()) == report
+    assert find_folder(tmp_path / "store", report["run_id"]).resolve() == Path("scratch/run123").resolve()
+    code, _, err = joulelab("run", "kd-tiny", "--data-script", "prerun", "--run-dir", "scratch/run123")
+    assert code == 2 and "run123" in err  # a run is never written over another
 
 
 def test_document_003_launch(old, joulelab):

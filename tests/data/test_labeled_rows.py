@@ -204,6 +204,44 @@ def test_many_reviews_are_several_tensor_files(tmp_path, monkeypatch):
     assert parts[0]["input_ids"].shape == parts[0]["attention_mask"].shape
 
 
+def test_a_saved_dataset_has_shards_that_the_library_reads(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(tokenized_text, "_ARROW_SHARD_BYTES", 4_000)
+    write_csv(tmp_path / "raw" / "train.csv", range(50))
+    write_csv(tmp_path / "raw" / "test.csv", range(100, 110))
+    reviews = load_reviews(str(tmp_path / "raw"), "all")
+    (tmp_path / "out").mkdir()
+    save_parts(tmp_path / "out", reviews, letters, "hf", 10)
+    shards = sorted(path.name for path in (tmp_path / "out" / "train").glob("*.arrow"))
+    assert len(shards) > 1 and shards[-1] == f"data-{len(shards) - 1:05d}-of-{len(shards):05d}.arrow"
+    read = datasets.load_from_disk(str(tmp_path / "out"))
+    assert tuple(read["train"]["text"]) == reviews.train.texts
+    assert read["train"]["input_ids"] == letters(reviews.train.texts)
+    assert read["train"]["labels"] == reviews.train.labels.tolist()
+    tested = read["test"][:]
+    assert tested["attention_mask"] == [[1] * len(ids) for ids in tested["input_ids"]]
+    # what `datasets` caches of one set is never used for another
+    assert read["train"]._fingerprint != read["test"]._fingerprint
+    again = load_splits(settings(tmp_path / "out"), hold_out=False)
+    assert again.train.texts == reviews.train.texts and again.train.ids == reviews.train.ids
+
+
+def test_a_saved_dataset_is_not_mapped_into_memory_as_a_whole(tmp_path, monkeypatch):
+    """Mapped pages count as resident memory, so that a job with a memory limit would be killed."""
+    import datasets
+
+    write_csv(tmp_path / "raw" / "train.csv", range(50))
+    (tmp_path / "out").mkdir()
+    save_parts(tmp_path / "out", load_reviews(str(tmp_path / "raw"), "all"), letters, "hf", 10)
+
+    def refuse(*_):
+        raise AssertionError("rows are read through the memory map")
+
+    monkeypatch.setattr(datasets.Dataset, "__getitem__", refuse)
+    assert len(load_splits(settings(tmp_path / "out")).train.texts) > 30
+
+
 def test_odd_and_missing_labels_are_refused_with_their_place(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a", "label": [1]}\n{"text": "b", "label": 0}\n')
     with pytest.raises(ConfigError, match=r"the label \[1\] is not a class"):

@@ -99,6 +99,7 @@ _SQUAD = {
         max_grad_norm="training.clip_norm",
         num_train_epochs="training.epochs",
         max_steps="training.max_steps",
+        warmup_steps="training.warmup_steps",
         logging_steps="training.log_every_steps",
         save_steps="training.checkpoint_every_steps",
         seed="seed",
@@ -194,7 +195,6 @@ SCRIPTS = (
             "--overwrite_output_dir": _RUN_FOLDER,
             "--overwrite_cache": "artifacts are reused only if their inputs are the same",
             "--evaluate_during_training": "quality is measured after training; training.evaluate_every_steps adds more",
-            "--warmup_steps": "training.warmup_share is a fraction of all steps",
             "--threads": "tokenization uses all cores",
         },
         (

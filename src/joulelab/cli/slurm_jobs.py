@@ -23,6 +23,7 @@ from joulelab.cli.options import (
     detail,
     merged,
     note,
+    prerun_experiment,
     requested_settings,
 )
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
@@ -382,8 +383,11 @@ def _run_request(words: Sequence[str], repeats: int) -> Requested:
     ):
         if params[name] is not None:
             raise UsageError(f"--{name} of `run` has no effect in a job", f"use {instead}")
-    if params["data_script"] == "prerun":
-        raise UsageError("--data-script prerun has no effect in a job", "use joulelab submit -- joulelab prerun")
+    if params["data_script"] == "prerun" and params["experiment"] is not None:
+        if params["overrides"]:
+            raise UsageError("a prerun uses only the energy settings of an experiment", "leave all other options out")
+        command = ["joulelab", "prerun", prerun_experiment(params["experiment"])]  # checks the machine of the job
+        return _program_request(["--", *command], repeats)
     experiment, changes = requested_experiment(params)
     return experiment_request([experiment, *changes], None, repeats, both=False), ()
 

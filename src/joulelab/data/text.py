@@ -170,7 +170,7 @@ def open_parts(source: str, subset: str, choice: ColumnChoice = BY_NAME) -> Tabl
     if is_saved_dataset(found.path):
         from joulelab.data import hub
 
-        return _hub_parts(hub.import_datasets().load_from_disk(str(found.path)), source, choice)
+        return _hub_parts(hub.import_datasets().load_from_disk(str(found.path)), source, choice, saved=True)
     return _folder_parts(found.path, source, choice)
 
 
@@ -531,13 +531,13 @@ _OPENERS: dict[str, Callable[[Path], Table]] = {
 }
 
 
-def _hub_parts(found: Any, source: str, choice: ColumnChoice) -> TableParts:
-    """The splits of a dataset under their own names, without unlabeled rows."""
+def _hub_parts(found: Any, source: str, choice: ColumnChoice, saved: bool = False) -> TableParts:
+    """The splits of a dataset under their own names, without unlabeled rows. `saved`: by save_to_disk."""
     datasets = dict(found) if isinstance(found, dict) else {UNSPLIT: found}
     parts, names, notes = {}, {}, []
     for name, dataset in datasets.items():
         where = source if name == UNSPLIT else f"{source} ({name})"
-        table = _dataset_table(dataset, where, choice)
+        table = _dataset_table(dataset, where, choice, saved)
         if table is not None:
             parts[name], names[name] = table, where
         else:
@@ -545,10 +545,13 @@ def _hub_parts(found: Any, source: str, choice: ColumnChoice) -> TableParts:
     return TableParts(parts, names, tuple(notes))
 
 
-def _dataset_table(dataset: Any, source: str, choice: ColumnChoice) -> Table | None:
+def _dataset_table(dataset: Any, source: str, choice: ColumnChoice, saved: bool) -> Table | None:
     """None: no row has a label."""
 
     def batches(columns: Sequence[str] | None) -> Iterator[Columns]:
+        if saved and dataset.cache_files:
+            yield from _saved_batches(dataset, dataset.column_names if columns is None else columns)
+            return
         chosen = dataset.select_columns(list(dataset.column_names if columns is None else columns))
         for start in range(0, len(dataset), _ROWS_PER_BATCH):
             yield Columns(chosen[start : start + _ROWS_PER_BATCH])
@@ -570,6 +573,18 @@ def _dataset_table(dataset: Any, source: str, choice: ColumnChoice) -> Table | N
     if unlabeled == len(dataset):
         return None
     return table.changed(partial(_labeled_rows, label), needs=label)
+
+
+def _saved_batches(dataset: Any, columns: Sequence[str]) -> Iterator[Columns]:
+    """Read from the files: `datasets` maps them into memory, and mapped pages count as resident memory."""
+    import pyarrow as pa
+
+    for file in dataset.cache_files:
+        with pa.OSFile(file["filename"]) as opened, pa.ipc.open_stream(opened) as stored:
+            for batch in stored:
+                for start in range(0, batch.num_rows, _ROWS_PER_BATCH):
+                    part = batch.slice(start, _ROWS_PER_BATCH)
+                    yield Columns({name: part.column(name).to_pylist() for name in columns})
 
 
 def _labeled_rows(label: str, rows: Columns) -> Columns:

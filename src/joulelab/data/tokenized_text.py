@@ -5,6 +5,7 @@ Both are written a few thousand texts at a time, in constant memory.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import shutil
@@ -34,7 +35,7 @@ from joulelab.data.splits import ALL, SPLITS
 from joulelab.data.text import NO_COLUMN_NAMES
 from joulelab.data.token_store import Column, RaggedStore, store_writer, token_column
 from joulelab.errors import ConfigError
-from joulelab.runs.paths import write_json
+from joulelab.runs.paths import read_json, write_json
 
 _TEXTS_PER_CALL = 1_000  # enough for a fast tokenizer to use its threads, little enough to keep memory flat
 
@@ -282,7 +283,14 @@ def save_parts(
     return rows
 
 
+_ARROW_SHARD_BYTES = 500 * 10**6  # as `datasets` writes them
+
+
 def _save_hf(folder: Path, name: str, batches: Iterator[_Batch], class_names: tuple[str, ...]) -> None:
+    """The folder that `save_to_disk` of `datasets` writes, one shard after the other.
+
+    `save_to_disk` itself needs the whole set in memory or memory-mapped, and mapped pages count as resident memory.
+    """
     import pyarrow as pa
 
     datasets = hub.import_datasets()
@@ -294,13 +302,29 @@ def _save_hf(folder: Path, name: str, batches: Iterator[_Batch], class_names: tu
             "attention_mask": datasets.Sequence(datasets.Value("int8")),
         }
     )
-    schema, made = features.arrow_schema, folder / f".{name}.arrow"
-    with pa.OSFile(str(made), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-        for batch in batches:
-            writer.write_batch(pa.RecordBatch.from_pydict(batch, schema=schema))
-    with _quiet_progress(datasets):
-        datasets.Dataset.from_file(str(made)).save_to_disk(str(folder / name))
-    made.unlink()
+    made = folder / name
+    with _quiet_progress(datasets):  # its description of an empty set is completed below
+        datasets.Dataset.from_dict({column: [] for column in features}, features=features).save_to_disk(str(made))
+    for empty in made.glob("*.arrow"):
+        empty.unlink()
+    content, shards, left = hashlib.sha256(), list[Path](), iter(batches)
+    while (first := next(left, None)) is not None:
+        shards.append(made / f".shard-{len(shards):05d}")
+        with pa.OSFile(str(shards[-1]), "wb") as file, pa.ipc.new_stream(file, features.arrow_schema) as writer:
+            for batch in chain([first], left):
+                rows = pa.RecordBatch.from_pydict(batch, schema=features.arrow_schema)
+                writer.write_batch(rows)
+                for buffer in chain.from_iterable(column.buffers() for column in rows.columns):
+                    content.update(b"" if buffer is None else buffer)
+                if file.tell() >= _ARROW_SHARD_BYTES:
+                    break
+    names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
+    for shard, named in zip(shards, names, strict=True):
+        shard.rename(made / named)
+    state = read_json(made / "state.json")
+    # `datasets` finds results that it has cached for a set by the fingerprint: another set needs another one.
+    described = {"_data_files": [{"filename": named} for named in names], "_fingerprint": content.hexdigest()[:16]}
+    write_json(made / "state.json", {**state, **described})
 
 
 @contextmanager

@@ -379,5 +379,10 @@ def test_a_teacher_no_better_than_token_frequencies_is_refused(lab, tmp_path):
 
     make_model(make_tokenizer(), seed=3).save_pretrained(tmp_path / "random")
     make_tokenizer().save_pretrained(tmp_path / "random")
+    (tmp_path / "questions.jsonl").write_text(json.dumps({"prompt": "1 + 1 =", "answer": "2"}) + "\n")
+    asked = {"answers": str(tmp_path / "questions.jsonl"), "answer_items": 1}
+    paths = lab.paths(tmp_path / "runs", "kd", teacher={"model": str(tmp_path / "random")}, quality=asked)
     with pytest.raises(ConfigError, match="guessing by token frequency"):
-        lab.run(tmp_path / "runs", "kd", teacher={"model": str(tmp_path / "random")})
+        execute(paths, lab.listening)
+    evaluations = [stage.name for stage in load_record(paths.folder).stages if stage.role == "teacher"]
+    assert evaluations == ["teacher.evaluate"]  # nothing is asked of it, cached or generated afterwards

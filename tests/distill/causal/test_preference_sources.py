@@ -1,6 +1,9 @@
 """Where preference training gets its parts from: pairs of a dataset, an existing SFT student, a separate judge."""
 
 import json
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 from openai_server import serving
@@ -8,6 +11,9 @@ from tiny_llama import WORDS, conversation, make_model, make_tokenizer
 
 from joulelab.distill.preferences.pairs import PairStore
 from joulelab.errors import ConfigError
+from joulelab.infer.generation.server import ServerGenerator
+from joulelab.report.export import bill_data
+from joulelab.report.tables.bill_tables import run_bill, sentences
 from joulelab.runs.spec import check
 
 
@@ -78,6 +84,59 @@ def test_a_server_judges_by_comparisons(lab, finished, tmp_path):
     with serving(lab.teacher) as (address, _), pytest.raises(ConfigError, match="unjudged 12"):
         judge = {"kind": "pairwise", "server": address, "model": "tiny"}
         lab.run(store, "dpo", until="preferences", preferences={"judge": judge})
+
+
+@contextmanager
+def grading_server():
+    """A server of the OpenAI protocol whose grade depends on the length of what it reads; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.reply({"data": [{"id": "grader"}]})
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            choice = {"index": 0, "finish_reason": "stop", "logprobs": None}
+            grade = str(1 + len(json.dumps(body.get("messages", body.get("prompt")))) % 5)
+            choice |= {"message": {"role": "assistant", "content": grade}, "text": grade}
+            self.reply({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})
+
+        def reply(self, value):
+            data = json.dumps(value).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_the_work_of_a_judge_on_another_machine_is_noted_as_not_metered(lab, finished, monkeypatch):
+    monkeypatch.setattr(ServerGenerator, "energy_gap", property(lambda self: "it runs on another node"))
+    store = finished["dpo"][1].folder.parent
+    with grading_server() as address:
+        judge = {"kind": "rubric", "server": address, "model": "grader"}
+        record, _ = lab.run(store, "dpo", until="preferences", preferences={"judge": judge})
+        assert record.results["preferences.pairs"].value > 0
+        assert "warning: teacher.judge: it runs on another node" in lab.listening.messages
+        bill = run_bill(record)
+        (unseen,) = (line for line in bill.inherited if line.name.startswith("teacher.judge on "))
+        assert address in unseen.name and unseen.figure.energy_j is None
+        assert bill_data(bill, None)["lower_bound"]
+        assert "Lower bound: not metered: teacher.judge" in " ".join(sentences(bill))
+        # a run that reuses the judgments inherits the note, and a budget that counts the teacher needs its energy
+        again, _ = lab.run(store, "dpo", until="preferences", preferences={"judge": judge}, label="again")
+        assert again.stage("teacher.judge") is None
+        assert any(line.name.startswith("teacher.judge on ") for line in run_bill(again).inherited)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,10 @@ class Evaluation:
 def evaluate_model(
     context: CausalContext, role: str, data: Artifact, load: Callable[[], nn.Module], bill: Bill, reuse: bool = False
 ) -> Evaluation:
-    """Evaluate a saved model; `load` is called only if there is no evaluation of it yet."""
+    """Evaluate a saved model; `load` is called only if there is no evaluation of it yet.
+
+    The held-out loss comes first: a teacher that it rules out is not asked any questions.
+    """
     spec, quality, runner = context.spec, context.spec.quality, context.runner
 
     def make(folder: Path) -> None:
@@ -95,6 +98,8 @@ def evaluate_model(
             model = load()  # inside the stage: runs that reuse the evaluation inherit the energy of loading
             held_out = _held_out(context, model, context.rows(data, TEST), precision)
             stage.count(tokens=held_out.tokens)
+        if role == "teacher":
+            require_better_than_unigram(context, held_out, data)
         answers: dict[str, Any] = {}
         tasks: list[TaskFigure] = []
         if quality.answers:
@@ -197,12 +202,12 @@ def _held_out(context: CausalContext, model: nn.Module, rows: PackedRows, precis
 # the unigram baseline: the loss of guessing by token frequency
 
 
-def require_better_than_unigram(context: CausalContext, teacher: Evaluation, data: Artifact) -> None:
+def require_better_than_unigram(context: CausalContext, teacher: HeldOutPredictions, data: Artifact) -> None:
     """A teacher that knows token frequencies only would teach these at the energy of a teacher."""
     baseline = unigram_baseline(context, data)
-    if not teacher.held_out.loss < baseline:
+    if not teacher.loss < baseline:
         raise ConfigError(
-            f"the teacher {context.spec.teacher.model} has a held-out loss of {teacher.held_out.loss:.3f} nats per "
+            f"the teacher {context.spec.teacher.model} has a held-out loss of {teacher.loss:.3f} nats per "
             f"token; guessing by token frequency has {baseline:.3f}",
             "its weights are probably untrained, or belong to another tokenizer: use another teacher, or skip this "
             "check with quality.against_teacher=false",

@@ -190,7 +190,7 @@ class CausalRecipe:
     def _evaluate_teacher(self, data: Artifact) -> Evaluation:
         teacher = pretrained_teacher(self.context)
         evaluation = evaluate_model(self.context, "teacher", data, teacher.load, teacher.bill, reuse=True)
-        require_better_than_unigram(self.context, evaluation, data)
+        require_better_than_unigram(self.context, evaluation.held_out, data)  # an evaluation of an earlier run, too
         return evaluation
 
     def pairs(self, data: Artifact) -> Artifact:
