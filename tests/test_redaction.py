@@ -1,5 +1,6 @@
 """Secrets are found by their form and by their names, and ordinary words stay."""
 
+import html
 import json
 import random
 import string
@@ -44,6 +45,7 @@ SECRET = "s3cr3tX"  # in every command below
         ["--odbc", f"Server=db;Password={SECRET};"],
         ["--azure", f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={SECRET}abc/d+e==;EndpointSuffix=core"],
         ["--session", f"session_token={SECRET}"],
+        ["--out", f"/data/api_key={SECRET}/x"],
     ],
 )
 def test_a_command_line_has_no_secret(words):
@@ -52,6 +54,8 @@ def test_a_command_line_has_no_secret(words):
     assert any(REDACTED in word for word in clean)
     assert len(clean) == len(words) + 1
     assert find_secret({"command": clean}) is None
+    for written in (html.escape(" ".join(clean)), json.dumps(clean).replace("<", r"\u003c").replace(">", r"\u003e")):
+        assert redact_text(written) == (written, 0), "a report of the run can be packed"
 
 
 @pytest.mark.parametrize(

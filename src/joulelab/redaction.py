@@ -20,6 +20,8 @@ from pathlib import PurePath
 from typing import Any
 
 REDACTED = "<redacted>"
+# As HTML and as JSON inside HTML have it: what a report shows was replaced before and is no secret.
+_ESCAPED = {"&lt;redacted&gt;": f"{REDACTED}\x01", r"\u003credacted\u003e": f"{REDACTED}\x02"}
 
 # Prefix of a token -> the characters after it. Published by the vendors for secret scanners; a shorter text than the
 # real tokens have is accepted if it has digits or both cases, because truncated tokens are pasted too.
@@ -61,11 +63,11 @@ _SECRET_WORDS = (
 _VALUE = r"(?P<value>\"[^\"\n]+\"|'[^'\n]+'|[^\s\"',;&}\])]+)"
 _UNSET = r"(?!null\b|None\b|true\b|false\b|\"\"|'')"
 _FIELD = re.compile(
-    rf"(?P<name>(?:^|[\s\"'{{,;?&(\[])[\w.-]*?(?:{_SECRET_WORDS})[\"']?\s*(?P<sign>[:=])\s*){_UNSET}{_VALUE}",
+    rf"(?P<name>(?:^|[\s\"'{{,;?&(\[]|/(?=[\w.-]+=))[\w.-]*?(?:{_SECRET_WORDS})[\"']?\s*(?P<sign>[:=])\s*){_UNSET}{_VALUE}",
     re.I | re.M,
 )
 _MAYBE_FIELD = re.compile(
-    r"(?P<name>(?:^|[\s\"'{,;?&(\[])[\w.-]*?(?:[-_.]key|token|auth|cookie|session|signature|sig|license)[\"']?\s*(?P<sign>[:=])\s*)"
+    r"(?P<name>(?:^|[\s\"'{,;?&(\[]|/(?=[\w.-]+=))[\w.-]*?(?:[-_.]key|token|auth|cookie|session|signature|sig|license)[\"']?\s*(?P<sign>[:=])\s*)"
     rf"{_UNSET}{_VALUE}",
     re.I | re.M,
 )
@@ -164,12 +166,16 @@ def redact_text(text: str) -> tuple[str, int]:
         quote = value[0] if value[0] in "\"'" else ""
         return f"{match.group('name')}{quote}{REDACTED}{quote}"
 
+    for escaped, plain in _ESCAPED.items():
+        text = text.replace(escaped, plain)
     text = _FIXED_FORM.sub(whole, text)
     text = _TOKEN.sub(token, text)
     text = _ADDRESS.sub(after_name, text)
     text = _HEADER.sub(after_name, text)
     text = _FIELD.sub(field, text)
     text = _MAYBE_FIELD.sub(field, text)
+    for escaped, plain in _ESCAPED.items():
+        text = text.replace(plain, escaped)
     return text, count
 
 

@@ -1,8 +1,9 @@
 """`make mutate`: change one operator, comparison or number of a core module, and see whether its tests notice.
 
-A child process per mutant: it is forked after pytest and the frameworks were imported, compiles the module with the
-change, and runs the tests of that module until the first failure. The sample is seeded, so a survivor can be repeated
-alone: `--only MODULE --number N`. Finished mutants are in the file of `--state`, and a second call does the others.
+A first run of the module's tests records which test calls which function. Then a child process per mutant: it is forked
+after pytest and other packages were imported, compiles the module with the change, and runs the tests that call the
+changed function, the quickest first, until one fails. The sample is seeded, so a survivor can be repeated alone:
+`--only MODULE --number N`. Finished mutants are in the file of `--state`, and a second call does the others.
 
 Survivors that cannot change behavior are in equivalent.json, each with the reason.
 """
@@ -11,14 +12,17 @@ import argparse
 import ast
 import contextlib
 import copy
+import importlib
 import importlib.abc
 import importlib.machinery
 import io
 import json
 import os
 import random
+import select
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -29,19 +33,19 @@ SAMPLE = 25
 LONGEST_S = 600
 
 _BY_HAND = "mutation/test_survivors.py"
-_METER = ("meter/test_integrate.py", "meter/test_any_waveform.py", "meter/test_recorded_h200.py")
+_METER = ("meter/test_integrate.py", "meter/test_recorded_h200.py")
 _LOGS = tuple(
     f"meter/importers/test_{name}.py"
     for name in ("log_formats", "log_times", "log_idle_and_inference", "logs_as_traces")
 )
-# Module: its tests, the quickest first. Only tests that call it in their own process can notice a mutant.
+# Module: its tests, those that take seconds. Only tests that call it in their own process can notice a mutant.
 CORE = {
     "stats/intervals.py": ("stats/test_intervals.py", "stats/test_closed_forms.py", "stats/test_paired_items.py"),
     "stats/break_even.py": ("stats/test_break_even.py", "stats/test_closed_forms.py"),
-    "meter/curve.py": _METER,
+    "meter/curve.py": (*_METER, "meter/test_any_waveform.py"),
     "meter/integrate.py": _METER,
     "meter/series.py": _METER,
-    "runs/artifacts.py": ("runs/test_artifacts.py", "runs/test_input_bills.py", "report/tables/test_energy_bills.py"),
+    "runs/artifacts.py": ("runs/test_artifacts.py", "report/tables/test_energy_bills.py"),
     "runs/assemble.py": ("runs/test_assemble.py", "cluster/test_several_hosts.py"),
     "runs/validity.py": ("runs/test_validity.py",),
     "report/compare/differences.py": (
@@ -50,7 +54,7 @@ CORE = {
     ),
     "distill/losses.py": ("distill/test_losses.py", "distill/test_relation_losses.py"),
     "distill/chunked.py": ("distill/test_chunked.py", "distill/test_ruled_out_words.py"),
-    "train/trainer.py": ("train/test_trainer.py", "train/test_precision.py"),
+    "train/trainer.py": ("train/test_trainer.py",),
     "train/budget.py": ("train/test_budget.py",),
     "meter/importers/log_energy.py": _LOGS,
     "meter/importers/power_log.py": _LOGS,
@@ -162,38 +166,138 @@ class _Finder(importlib.abc.MetaPathFinder):
         return importlib.machinery.ModuleSpec(fullname, loader, origin=str(self._path))
 
 
-def tests_pass(module, tree, limit_s):
-    """True if the tests of the module pass with this tree (None: as it is); a hang counts as noticed."""
+class _Calls:
+    """A pytest plugin: the functions of one module that each test calls, and the seconds that the test takes."""
+
+    def __init__(self, module):
+        self._path = str(SOURCE / module)
+        self._functions = _functions((SOURCE / module).read_text())
+        self._called = set()
+        self.seconds, self.tests_of, self._of_all = {}, {}, {name for name, _, _, cached in self._functions if cached}
+        sys.settrace(self._trace)
+        threading.settrace(self._trace)
+
+    def _trace(self, frame, event, arg):
+        if frame.f_code.co_filename == self._path:
+            self._called.add(frame.f_code.co_firstlineno)
+
+    def _take(self):
+        """Names of the functions that were called since the last time."""
+        lines, self._called = self._called, set()
+        return {name for name, begin, end, _ in self._functions if any(begin <= line <= end for line in lines)}
+
+    def pytest_collection_finish(self, session):
+        self._of_all |= self._take()  # called at import: their results are everywhere
+
+    def pytest_runtest_logreport(self, report):
+        seconds = self.seconds.get(report.nodeid, 0.0) + report.duration
+        self.seconds[report.nodeid] = seconds
+        # A fixture of a module is made for the first of its tests and used by all of them.
+        where = report.nodeid.partition("::")[0] if report.when != "call" else report.nodeid
+        for name in self._take():
+            self.tests_of.setdefault(name, set()).add(where)
+
+    def found(self):
+        """{function: its tests, the quickest first}; a function that is missing has no test, a class has all."""
+        every = sorted(self.seconds, key=self.seconds.get)
+        found = {
+            name: [test for test in every if {test, test.partition("::")[0]} & tests]
+            for name, tests in self.tests_of.items()
+        }
+        return {"": every} | found | dict.fromkeys(self._of_all, every)
+
+
+def _functions(source):
+    """(name, first line, last line, whether results are cached) of functions and methods, not of functions in them."""
+
+    def walk(body, prefix):
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                yield from walk(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                decorators = [ast.unparse(one) for one in node.decorator_list]
+                begin = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                yield prefix + node.name, begin, node.end_lineno, any("cache" in one for one in decorators)
+
+    return list(walk(ast.parse(source).body, ""))
+
+
+class _Selected:
+    """A pytest plugin that runs only these tests, in this order."""
+
+    def __init__(self, tests):
+        self._place = {test: number for number, test in enumerate(tests)}
+
+    def pytest_collection_modifyitems(self, items):
+        chosen = [item for item in items if item.nodeid in self._place]
+        items[:] = sorted(chosen, key=lambda item: self._place[item.nodeid])
+
+
+def in_child(work, limit_s):
+    """What `work` returns in a forked process, None if that fails or takes longer than the limit."""
+    read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
-        with contextlib.suppress(BaseException):
-            os._exit(_run_tests(module, tree))
-        os._exit(99)
-    end_s = time.monotonic() + limit_s
-    while time.monotonic() < end_s:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return status == 0
-        time.sleep(0.05)
-    with contextlib.suppress(ProcessLookupError):
+        os.close(read)
+        devnull = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(devnull, number)
+        sys.stdout = sys.stderr = io.StringIO()
+        with contextlib.suppress(BaseException), os.fdopen(write, "w") as pipe:
+            json.dump(work(), pipe)
+        os._exit(0)
+    os.close(write)
+    end_s, text = time.monotonic() + limit_s, b""
+    while (left_s := end_s - time.monotonic()) > 0:
+        if select.select([read], [], [], left_s)[0]:
+            if not (chunk := os.read(read, 65536)):
+                break
+            text += chunk
+    os.close(read)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return False
+    return json.loads(text) if text and left_s > 0 else None
 
 
-def _run_tests(module, tree):
+def _pytest(files, *plugins):
     import pytest
 
-    if tree is not None:
+    words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", *files]
+    return int(pytest.main(words, plugins=list(plugins)))
+
+
+def watched_tests(module):
+    """{function: its tests} of the unchanged module, and the packages that its tests import; None if a test fails."""
+
+    def work():
+        calls = _Calls(module)
+        if _pytest([str(ROOT / "tests" / name) for name in (_BY_HAND, *CORE[module])], calls) != 0:
+            return None
+        files = {name: getattr(one, "__file__", None) or "" for name, one in sys.modules.items()}
+        return calls.found(), [name for name, path in files.items() if "site-packages" in path]
+
+    return in_child(work, LONGEST_S)
+
+
+def tests_pass(module, tree, tests, limit_s):
+    """True if these tests pass with the changed tree of the module; a hang counts as noticed."""
+
+    def work():
         name = "joulelab." + module.removesuffix(".py").replace("/", ".")
         sys.meta_path.insert(0, _Finder(name, SOURCE / module, tree))
-    devnull = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(devnull, number)
-    sys.stdout = sys.stderr = io.StringIO()
-    files = [str(ROOT / "tests" / name) for name in (_BY_HAND, *CORE[module])]
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", *files]))
+        return _pytest(sorted({test.partition("::")[0] for test in tests}), _Selected(tests))
+
+    return not tests or in_child(work, limit_s) == 0
+
+
+def tests_of(function, found):
+    """The tests that call the function around a changed place; for a place in a class, all."""
+    parts = function.split(".")
+    names = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    defined = next((name for name in names if name in found["defined"]), "")
+    return found["tests"].get(defined, [])
 
 
 def sample(module, number):
@@ -216,22 +320,30 @@ def main():
     import pytest  # noqa: F401 (before the forks)
 
     for module in [module for module in CORE if not options.only or any(part in module for part in options.only)]:
-        if module.startswith(("distill", "train")):
-            import torch  # noqa: F401
         began_s = time.monotonic()
         tried = sample(module, options.sample or 10**6)
         if options.number is not None:
             every = mutants((SOURCE / module).read_text())
             tried = [(options.number, *every[options.number])]
-        if not tests_pass(module, None, LONGEST_S):
+        watched = watched_tests(module)
+        if watched is None:
             print(f"{module}: its tests fail without a mutant: {' '.join(CORE[module])}", file=sys.stderr)
             return 2
+        found = {"tests": watched[0], "defined": {name for name, *_ in _functions((SOURCE / module).read_text())}}
+        for package in watched[1]:
+            if package.partition(".")[0] != "joulelab":
+                with contextlib.suppress(Exception):
+                    importlib.import_module(package)
         limit_s = 20 + 5 * (time.monotonic() - began_s)
         for number, function, line, before, after, tree in tried:
             key = f"{module} {function}: {before} -> {after}"
             known = state.setdefault(module, {})
             if key not in known or options.number is not None:
-                known[key] = {"number": number, "line": line, "killed": not tests_pass(module, tree, limit_s)}
+                known[key] = {
+                    "number": number,
+                    "line": line,
+                    "killed": not tests_pass(module, tree, tests_of(function, found), limit_s),
+                }
                 options.state.write_text(json.dumps(state, indent=1))
                 if not known[key]["killed"] and key not in equivalent:
                     print(

@@ -1,7 +1,12 @@
 import subprocess
 
+import pytest
+
 from joulelab.redaction import REDACTED
-from joulelab.runs.environment import commit, package_commit, snapshot, variables
+from joulelab.report.compare.method_rows import _machine
+from joulelab.report.tables.provenance import environment_cells
+from joulelab.runs.environment import commit, package_commit, read_snapshot, snapshot, variables
+from joulelab.runs.paths import RunPaths, write_json
 
 
 def test_variables_are_stored_by_name_and_without_the_secrets_in_them(monkeypatch):
@@ -82,3 +87,18 @@ def test_a_commit_is_reported_dirty_or_clean(tmp_path):
 
 def test_outside_a_repository_the_commit_is_unknown(tmp_path):
     assert commit(tmp_path) == {"commit": None, "dirty": None}
+
+
+@pytest.mark.parametrize("wrong", ["text", 3, None, [], ["x", 1], {}, True])
+def test_an_edited_snapshot_is_read_without_the_sections_that_have_another_type(tmp_path, wrong):
+    """Every entry in turn: reports and comparisons read them, and a traceback there hides the energy of the run."""
+    facts = snapshot() | {"gpus": [{"name": "H200", "driver": "570"}]}
+    paths, record = RunPaths(tmp_path), type("Record", (), {"attempts": ()})()
+    for name in facts:
+        write_json(paths.environment, facts | {name: wrong})
+        read = read_snapshot(paths)
+        assert name not in read or type(read[name]) is type(facts[name]) or not isinstance(facts[name], dict | list)
+        assert environment_cells(tmp_path)["host"] and isinstance(_machine(record, tmp_path, "cpu:0"), str)
+    write_json(paths.environment, facts)
+    assert read_snapshot(paths) == {name: value for name, value in facts.items() if value is not None}
+    assert read_snapshot(RunPaths(tmp_path / "no-run")) == {}

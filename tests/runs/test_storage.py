@@ -245,3 +245,23 @@ def test_lines_of_metrics_with_wrong_types_are_left_out(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert list(read_metrics(tmp_path / "metrics.jsonl")) == [lines[0], lines[-1]]
     assert list(read_metrics(tmp_path / "none.jsonl")) == []
+
+
+@pytest.mark.parametrize("right", [None, "yes", {}, 3])
+def test_a_field_of_another_type_is_a_corrupted_file(tmp_path, right):
+    write_json(tmp_path / "answers.json", {"right": right})
+    with pytest.raises(CorruptedFile, match="`right` is .*, expected a list"):
+        read_json(tmp_path / "answers.json", right=list)
+    assert read_json(tmp_path / "answers.json") == {"right": right}
+
+
+@pytest.mark.parametrize("members", [None, "x", ["x", 3, None, {"run_id": "gone-1"}]])
+def test_leftovers_are_found_in_an_edited_store(tmp_path, members):
+    group = tmp_path / "groups" / "made-20260101T000000Z-abcd"
+    group.mkdir(parents=True)
+    write_json(group / "group.json", {"members": members})
+    old = time.time() - 3600
+    for path in (group / "group.json", group):
+        os.utime(path, (old, old))
+    found = find_leftovers(tmp_path)
+    assert [leftover.path for leftover in found] == ([group] if isinstance(members, list) else [])

@@ -90,7 +90,7 @@ def home_of(folder: Path) -> Path:
     if read_jobs(folder) is not None or not RunPaths(folder).record.exists():
         return folder
     if (folder / FOLDER / _HOME).exists():
-        return folder.absolute().parent / str(read_json(folder / FOLDER / _HOME)["home"])
+        return folder.absolute().parent / str(read_json(folder / FOLDER / _HOME, home=str)["home"])
     group = read_json(RunPaths(folder).record).get("group")
     return folder.absolute().parent / GROUPS_FOLDER / str(group) if group else folder
 

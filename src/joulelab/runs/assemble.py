@@ -35,6 +35,7 @@ from joulelab.runs.attempt_data import (
     seconds,
     wall_seconds,
 )
+from joulelab.runs.environment import read_snapshot
 from joulelab.runs.paths import RunPaths, read_json
 from joulelab.runs.record import (
     MEASURED_COMPONENTS,
@@ -220,7 +221,7 @@ def _frame(paths: RunPaths, energy: dict[str, Any], attempts: list[AttemptData],
         grid=parse_grid(str(energy.get("grid", "none"))),
         pue=energy.get("pue"),
         price=parse_price(str(energy.get("price", "none"))),
-        environment=read_json(paths.environment) if paths.environment.exists() else {},
+        environment=read_snapshot(paths),
     )
 
 

@@ -33,6 +33,7 @@ from joulelab.meter.sensors.cpu import allowed_cores, processor_name
 from joulelab.meter.sensors.nvml import opened_cards
 from joulelab.meter.session import fallback_sensors_for, sensors_for
 from joulelab.redaction import redact, redact_command
+from joulelab.runs.paths import RunPaths, read_json
 from joulelab.runs.record import MEASURED_COMPONENTS
 from joulelab.runs.spec import HardwareAssertions
 
@@ -82,6 +83,22 @@ def snapshot() -> dict[str, Any]:
         "slurm": {name: value for name, value in variables().items() if name.startswith("SLURM")},
         "variables": variables(),
     }
+
+
+_SECTIONS: dict[str, type] = {"cpu": dict, "packages": dict, "code": dict, "joulelab_code": dict, "gpus": list}
+_SECTIONS |= {"slurm": dict, "variables": dict, "command": list, "machine_profile": str}
+
+
+def read_snapshot(paths: RunPaths) -> dict[str, Any]:
+    """The snapshot of a run, empty if it has none. Sections of another type than `snapshot` writes, as in a file that
+    was edited, are left out, so that readers can rely on the types."""
+    if not paths.environment.exists():
+        return {}
+    facts = read_json(paths.environment)
+    facts = {name: value for name, value in facts.items() if isinstance(value, _SECTIONS.get(name, object))}
+    if "gpus" in facts:
+        facts["gpus"] = [card for card in facts["gpus"] if isinstance(card, dict)]
+    return facts
 
 
 def digests(facts: dict[str, Any]) -> dict[str, str]:

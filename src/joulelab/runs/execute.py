@@ -161,8 +161,8 @@ def join_run(rank: RankInfo, store: Path, sleep: Callable[[float], None] = time.
                 f"see the output of rank 0; all nodes must be able to read {store.absolute()}",
             )
         sleep(0.1)
-    published = read_json(file)
-    return RunPaths(store / published["folder"]), int(published["attempt"])
+    published = read_json(file, folder=str, attempt=int)
+    return RunPaths(store / published["folder"]), published["attempt"]
 
 
 def wait_until_joined(

@@ -25,8 +25,9 @@ from joulelab.meter.series import Array, DeviceSeries
 from joulelab.runs.artifacts import Ancestor
 from joulelab.runs.assemble import OVERHEAD, Parts, assemble, peaks_w, stage_energy
 from joulelab.runs.attempt_data import AttemptData, idle_baselines, load_attempts, seconds
+from joulelab.runs.environment import read_snapshot
 from joulelab.runs.measure.result import conclude
-from joulelab.runs.paths import RunPaths, read_json
+from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import (
     Attempt,
     EnergyByComponent,
@@ -54,7 +55,7 @@ def recompute(paths: RunPaths, record: RunRecord, resolve_energy: Callable[[Ance
     """The record as the first release computed it from the same trace and marks."""
     attempts: list[AttemptData] = [_Attempt.of(attempt) for attempt in load_attempts(paths)]
     assembled = assemble(paths, record.status, record.error, resolve_energy, attempts)
-    environment = read_json(paths.environment) if paths.environment.exists() else {}
+    environment = read_snapshot(paths)
     if assembled.totals is not None:
         assembled = _by_first_rules(assembled, assembled.totals, attempts, environment)
     return conclude(assembled, paths) if record.spec.get("pipeline") == "measure" else assembled

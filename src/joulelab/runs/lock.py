@@ -406,7 +406,7 @@ def _seen_s(lease: Lease | None) -> float:
     file = cache_folder() / f"leases-{clock.boot_id()}.json"
     known = {}
     with suppress(OSError, JoulelabError):
-        known = read_json(file)
+        known = {token: seen for token, seen in read_json(file).items() if _is_seen(seen)}
     now_s = time.monotonic()
     seen = known.get(lease.token)
     if seen is not None and seen[0] == lease.beat:
@@ -415,6 +415,10 @@ def _seen_s(lease: Lease | None) -> float:
     with suppress(OSError):
         write_json(file, {token: seen for token, seen in known.items() if now_s - seen[1] < 30 * 24 * 3600})
     return 0.0
+
+
+def _is_seen(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(part, int | float) for part in value)
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -342,7 +342,11 @@ def write_json(path: Path, value: BaseModel | dict[str, Any]) -> None:
         raise
 
 
-def read_json(path: Path) -> dict[str, Any]:
+_KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "a text", int: "an integer"}
+
+
+def read_json(path: Path, **kinds: type) -> dict[str, Any]:
+    """The object in a file; `kinds` are the types of fields that it must have, where no model checks them."""
     hint = "restore it from a backup, or remove the folder"
     try:
         value = json.loads(printable_json(path.read_text(encoding="utf-8")))
@@ -354,4 +358,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CorruptedFile(f"{path} cannot be read: {error.strerror}", hint) from None
     if not isinstance(value, dict):
         raise CorruptedFile(f"{path}: expected a JSON object, found {brief(value)}", hint)
+    for name, kind in kinds.items():
+        if not isinstance(value.get(name), kind):
+            raise CorruptedFile(f"{path}: `{name}` is {brief(value.get(name))}, expected {_KINDS[kind]}", hint)
     return value

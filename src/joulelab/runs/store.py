@@ -135,7 +135,7 @@ def load_readable(folders: Sequence[Path]) -> list[tuple[Path, RunRecord]]:
 
 def searched_store(paths: RunPaths) -> Path:
     """The store in which a run searches for artifacts: its folder may be outside of it (`--run-dir`)."""
-    return stores_of(paths.folder, read_json(paths.record).get("store"))[0]
+    return stores_of(paths.folder, read_record(paths).store)[0]
 
 
 def stores_of(folder: Path, store: str | None) -> tuple[Path, ...]:
@@ -407,8 +407,8 @@ def find_leftovers(store: Path) -> list[Leftover]:
         with suppress(JoulelabError, OSError):
             members = [
                 str(run)
-                for member in read_json(folder / "group.json").get("members", [])
-                if (run := member.get("run_id"))
+                for member in read_json(folder / "group.json", members=list)["members"]
+                if isinstance(member, dict) and (run := member.get("run_id"))
             ]
             gone = tuple(run for run in members if not (store / run / "run.json").exists())
             if gone and len(gone) == len(members):
@@ -450,7 +450,7 @@ def remove_leftover(leftover: Leftover) -> None:
     if leftover.members:
         record = read_json(path / "group.json")
         for member in record["members"]:
-            if member.get("run_id") in leftover.members:
+            if isinstance(member, dict) and member.get("run_id") in leftover.members:
                 member["run_id"] = None  # `run --resume` starts it again
         write_json(path / "group.json", record)
     elif path.is_dir() and not path.is_symlink():

@@ -232,6 +232,17 @@ def test_the_students_predictions_are_used_if_the_teachers_are_there_too(made, t
     assert correct is not None and sum(correct.values()) == 790
 
 
+@pytest.mark.parametrize("edited", ["[]", '{"right": 3}', '{"tasks": ["x"]}', '{"tasks": [{"task": "t"}]}', "{"])
+def test_edited_items_are_no_items(made, tmp_path: Path, edited: str) -> None:
+    folder = made.write_run(tmp_path, made.labels_only(0, 790))
+    for place in ("student-quality/answers.json", "student-quality/harness.json", "student-predictions/predictions.npz"):
+        (folder / "artifacts" / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "artifacts" / place).write_text(edited)
+    assert correct_by_item(folder) is None
+    assert correct_by_item(folder, "exact_answers") is None
+    assert correct_by_item(folder, "harness.t.acc.value") is None
+
+
 def test_incomplete_readings_give_a_reason_instead_of_a_ratio() -> None:
     whole = EnergyFigure(energy_j=512.0, method="counter")
     for coverage, reason in ((0.72, "readings are missing (72 % covered)"), (0.985, ""), (1.0, "")):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def correct_by_item(folder: Path, measure: str = "accuracy") -> dict[str, bool] 
     files = sorted(found, key=lambda path: (not path.parent.name.startswith("student"), path))
     try:
         return read(files[0], measure) if files else None
-    except (OSError, ValueError, KeyError, JoulelabError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, BadZipFile, JoulelabError):
         return None
 
 
@@ -65,11 +66,11 @@ def _predictions(file: Path, measure: str) -> dict[str, bool]:
 
 
 def _exact_answers(file: Path, measure: str) -> dict[str, bool] | None:
-    return {str(number): bool(hit) for number, hit in enumerate(read_json(file)["right"])} or None
+    return {str(number): bool(hit) for number, hit in enumerate(read_json(file, right=list)["right"])} or None
 
 
 def _task_items(file: Path, measure: str) -> dict[str, bool] | None:
-    for task in read_json(file)["tasks"]:
+    for task in read_json(file, tasks=list)["tasks"]:
         if measure == f"{HARNESS}{task['task']}.{task['metric']}.value":
             return {item: bool(score) for item, score in task.get("scores", {}).items()} or None
     return None

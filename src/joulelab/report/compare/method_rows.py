@@ -48,8 +48,9 @@ from joulelab.report.energy_sums import (
     method_parts,
     run_energy,
 )
+from joulelab.runs.environment import read_snapshot
 from joulelab.runs.groups import GroupRecord, Member, folders_named, group_records, varying
-from joulelab.runs.paths import GroupPaths, RunPaths, read_json
+from joulelab.runs.paths import GroupPaths, RunPaths
 from joulelab.runs.record import RunRecord, StageRecord, StageRole, repeat_mean
 from joulelab.runs.store import load_readable
 from joulelab.stats import Interval, mean_t
@@ -342,8 +343,7 @@ def _machine(record: RunRecord, folder: Path, source: str) -> str:
     """A GPU's UUID identifies the card; other sensors are identified by host and processor."""
     if "GPU-" in source:
         return ""
-    path = RunPaths(folder).environment
-    processor = read_json(path).get("cpu", {}).get("model", "") if path.exists() else ""
+    processor = read_snapshot(RunPaths(folder)).get("cpu", {}).get("model", "")
     return f"{'/'.join(sorted({attempt.host for attempt in record.attempts}))} {processor}"
 
 

@@ -14,8 +14,9 @@ from joulelab.meter.figures import relative_text
 from joulelab.meter.trace import read_header
 from joulelab.report.tables.grid import Column, Grid, make_grid
 from joulelab.report.wording import NOTHING, listed
+from joulelab.runs.environment import read_snapshot
 from joulelab.runs.groups import GroupRecord, varying
-from joulelab.runs.paths import RunPaths, read_json
+from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Check, RunRecord
 from joulelab.runs.spec import BASE, EXPERIMENTS, check, experiment_names, load_spec, read_mapping
 from joulelab.units import size_text
@@ -88,11 +89,9 @@ def environment_grid(folders: Sequence[Path]) -> Grid:
 
 
 def environment_cells(folder: Path) -> dict[str, str]:
-    facts = read_json(RunPaths(folder).environment)
-    cpu, packages = _mapping(facts.get("cpu")), _mapping(facts.get("packages"))
-    listed = facts.get("gpus")
-    cards = map(_mapping, listed if isinstance(listed, list) else ())
-    gpus = [f"{gpu.get('name')} (driver {gpu.get('driver')})" for gpu in cards]
+    facts = read_snapshot(RunPaths(folder))
+    cpu, packages = facts.get("cpu", {}), facts.get("packages", {})
+    gpus = [f"{gpu.get('name')} (driver {gpu.get('driver')})" for gpu in facts.get("gpus", ())]
     memory_bytes = cpu.get("memory_bytes")
     cells = {
         "host": str(facts.get("host", NOTHING)),
@@ -102,19 +101,14 @@ def environment_cells(folder: Path) -> dict[str, str]:
         "system": str(facts.get("platform", NOTHING)),
         "Python": str(facts.get("python", NOTHING)),
         "joulelab": f"{facts.get('joulelab', '?')}, {_package_text(facts.get('joulelab_code'))}",
-        "your folder": _commit_text(_mapping(facts.get("code"))) or "not in a git checkout",
+        "your folder": _commit_text(facts.get("code", {})) or "not in a git checkout",
     }
     return cells | {name: str(packages[name]) for name in _RELEVANT_PACKAGES if name in packages}
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    """A section of environment.json; empty where the file was edited into something else."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def _package_text(code: object) -> str:
+def _package_text(code: Mapping[str, Any] | None) -> str:
     """Older records have only the commit of the working directory."""
-    return "commit not recorded" if code is None else _commit_text(_mapping(code)) or "installed package"
+    return "commit not recorded" if code is None else _commit_text(code) or "installed package"
 
 
 def _commit_text(code: Mapping[str, Any]) -> str:
