@@ -15,7 +15,8 @@ import time
 import psutil
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-PROGRAM = "import time; e = time.time() + 30\nwhile time.time() < e: sum(range(1000))"
+# Half of its time it waits, so that many kills fit on a busy machine.
+PROGRAM = "import time; e = time.time() + 30\nwhile time.time() < e: sum(range(100_000)); time.sleep(0.003)"
 
 
 def kill_try(seed, folder):

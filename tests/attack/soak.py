@@ -2,7 +2,7 @@
 
 The clocks of this process are replaced: waiting for the next reading moves them, reading the sensors takes no simulated
 time. Sensor, sampling loop and trace are the recorder's own, at the default cadence, with a driver that has an energy
-counter and a buffer of 20 ms samples. Prints CPU seconds, bytes and resident memory per simulated hour.
+counter and a buffer of 20 ms samples. Prints CPU seconds, bytes and resident memory of simulated hours.
 
 `--measures 200 --at-once 50` runs that many real measurements in one store instead.
 """
@@ -88,11 +88,17 @@ def soak(hours, folder):
             memory_mb = process.memory_info().rss / 1e6
             rows.append({"cpu_s": real_cpu_s() - cpu_s, "bytes": written - size, "memory_mb": memory_mb})
             cpu_s, size = real_cpu_s(), written
+            if len(rows) in (1, 2) or len(rows) % 24 == 0:
+                print(f"hour {len(rows)}: {row_text(rows[-1])}", flush=True)
         return "over" if len(rows) >= hours else None
 
     loop.run(wait)
     loop.close()
     return rows
+
+
+def row_text(row):
+    return f"{row['cpu_s']:.1f} s of CPU, {row['bytes'] / 1e6:.1f} MB, {row['memory_mb']:.0f} MB of memory"
 
 
 def measures(number, at_once, store):
@@ -127,10 +133,8 @@ def main():
             print(f"{ended_well} of {options.measures} measurements ended well, {listed} are listed")
             return 0 if ended_well == listed == options.measures else 1
         rows = soak(options.hours, Path(work))
-    for hour in sorted({1, 2, len(rows) // 2, len(rows)} - {0}):
-        row = rows[min(hour, len(rows)) - 1]
-        used = f"{row['cpu_s']:.1f} s of CPU, {row['bytes'] / 1e6:.1f} MB, {row['memory_mb']:.0f} MB of memory"
-        print(f"hour {hour}: {used}")
+    most = {name: max(row[name] for row in rows) for name in rows[0]}
+    print(f"most of {len(rows)} hours: {row_text(most)}; {sum(row['bytes'] for row in rows) / 1e9:.1f} GB in all")
     return 0
 
 

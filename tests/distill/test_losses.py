@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from joulelab.distill.losses import cross_entropy_sum, feature_mse_sum, pool, soft_target_kl_sum
+from joulelab.distill.losses import (
+    DIVERGENCES,
+    cosine_distance_sum,
+    cross_entropy_sum,
+    feature_mse_sum,
+    jensen_shannon,
+    pool,
+    soft_target_kl_sum,
+)
 
 
 def test_kl_matches_the_closed_form_and_carries_t_squared():
@@ -36,3 +44,31 @@ def test_pooling_leaves_padding_out():
     mask = torch.tensor([[1, 1, 0]])
     assert float(pool(hidden, mask, "mean")) == 2.0
     assert float(pool(hidden, mask, "cls")) == 1.0
+
+
+def test_distances_of_features_by_hand():
+    student, teacher = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[4.0, 6.0], [0.0, 2.0]])
+    assert float(feature_mse_sum(student, teacher)) == pytest.approx((9 + 16) / 2 + 4 / 2)
+    across, along = torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.tensor([[0.0, 3.0], [5.0, 0.0]])
+    assert float(cosine_distance_sum(across, along)) == pytest.approx(1.0)
+    assert float(cosine_distance_sum(across, along, torch.tensor([0.25, 9.0]))) == pytest.approx(0.25)
+
+
+def _definition(name, student, teacher, beta):
+    q, p = student.softmax(-1), teacher.softmax(-1)
+    mixture = {"forward": q, "reverse": p, "jsd": beta * p + (1 - beta) * q}[name]
+    forward, reverse = (p * (p / mixture).log()).sum(-1), (q * (q / mixture).log()).sum(-1)
+    return {"forward": forward, "reverse": reverse, "jsd": beta * forward + (1 - beta) * reverse}[name]
+
+
+@pytest.mark.parametrize(("name", "beta"), [("forward", 0.5), ("reverse", 0.5), ("jsd", 0.5), ("jsd", 0.2)])
+def test_divergences_and_their_gradients_follow_from_the_definition(name, beta):
+    drawn = torch.Generator().manual_seed(1)
+    student, teacher = (torch.randn(4, 6, generator=drawn, dtype=torch.float64) for _ in range(2))
+    student.requires_grad_()
+    expected = _definition(name, student, teacher, beta)
+    expected.sum().backward()
+    logs = student.detach().log_softmax(-1), teacher.log_softmax(-1)
+    found, gradient = jensen_shannon(*logs, beta) if name == "jsd" else DIVERGENCES[name](*logs)
+    torch.testing.assert_close(found, expected.detach())
+    torch.testing.assert_close(gradient, student.grad)

@@ -8,17 +8,27 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.meter.health import CoreUse
 from joulelab.meter.importers.log_energy import DeviceEnergy, device_energy
 from joulelab.meter.importers.power_log import DeviceLog, Source
+from joulelab.meter.integrate import TwoPaths, both_paths, node_energy, peak_power_w
+from joulelab.meter.marks import PhaseAggregate
+from joulelab.meter.series import SET_BACK, DeviceSeries, ReportedCell, load_trace
 from joulelab.report.compare.differences import _needed, pairs_of
 from joulelab.runs import assemble
 from joulelab.runs.artifacts import PART, find_damage, list_contents, with_shards
+from joulelab.runs.attempt_data import SOURCE as CODECARBON
 from joulelab.runs.paths import read_json, write_json
-from joulelab.stats.break_even import Estimate, _end, break_even
-from joulelab.stats.intervals import Interval, repeats_for, welch_degrees, widened_ratio
+from joulelab.runs.record import Check, EnergyByComponent, StageRecord, Validity
+from joulelab.runs.validity import _contention_notes, _energy_notes, gather, with_answer
+from joulelab.stats.break_even import Estimate, _end, _roots, break_even
+from joulelab.stats.intervals import Interval, repeats_for, t_cdf, welch_degrees, widened_ratio
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1] / "meter"))
 import mutate
+from traces import at, device, gpu_line, header, write
 
 
 def test_repeats_use_one_degree_of_freedom_less_than_repeats():
@@ -116,6 +126,202 @@ def test_repeats_needed_on_each_side_come_from_both_variances():
     assert _needed(Interval(2.06 * math.sqrt(2), 0, 0), sides) == 5
     assert _needed(Interval(0.0, 0, 0), sides) is None
     assert _needed(Interval(1.0, 0, 0), [[1.0], [1.0, 2.0]]) is None
+    assert _needed(Interval(100.0, 0, 0), [[1.0, 2.0], [1.0, 2.0]]) is not None
+
+
+def test_half_of_a_t_distribution_is_below_0():
+    assert [t_cdf(0.0, degrees) for degrees in (1, 3, 30)] == [0.5, 0.5, 0.5]
+
+
+def test_a_denominator_whose_interval_ends_at_0_gives_no_roots():
+    assert _roots(Estimate(1.0, 0.1), Estimate(2.0, 1.0), 0.0, 2.0) is None
+
+
+def figure(energy_j, *sources, method="counter"):
+    return EnergyFigure(energy_j=energy_j, method=method, sources=sources)
+
+
+def test_a_disagreement_needs_both_paths():
+    assert TwoPaths(missing("none"), figure(500.0)).disagreement_rel is None
+    assert TwoPaths(figure(500.0), missing("none")).disagreement_rel is None
+    assert TwoPaths(figure(500.0), figure(510.0)).disagreement_rel == pytest.approx(0.02)
+
+
+def test_a_device_with_power_only_has_no_second_path_and_its_node_is_no_component(tmp_path):
+    devices = [device("gpu:A"), device("ipmi:0", "node")]
+    lines = [line for t in range(11) for line in (gpu_line(t, 100.0), gpu_line(t, 300.0, name="ipmi:0"))]
+    trace = load_trace(write(tmp_path / "t.jsonl", [header(*devices), *lines]))
+    window = [(at(0), at(10))]
+    assert both_paths(trace, "gpu", window) is None
+    assert node_energy(trace, window).energy_j == pytest.approx(3000)
+    assert peak_power_w(trace, "gpu", window) == 100.0
+
+
+def series(**fields):
+    none = np.array([])
+    plain = dict.fromkeys(("counter_ns", "counter_j", "power_ns", "power_w", "samples_ns", "samples_w"), none)
+    plain |= {"device": "gpu:A", "component": "gpu", "name": "A", "counted": True, "refresh_s": 0.1}
+    return DeviceSeries(**{**plain, "gain_error_rel": 0.05, **fields})
+
+
+def test_the_peak_of_stated_stages_leaves_out_those_without_one():
+    cells = (ReportedCell(0, 10, 5.0, None), ReportedCell(10, 20, 5.0, 70.0), ReportedCell(30, 40, 5.0, 900.0))
+    trace = SimpleNamespace(devices=[series(reported=cells)])
+    assert peak_power_w(trace, "gpu", [(0, 20)]) == 70.0
+
+
+def stamps(*seconds):
+    return (np.array(seconds) * 1e9).astype(np.int64)
+
+
+def test_two_readings_are_enough_for_a_counter_and_for_polled_power():
+    counter = series(counter_ns=stamps(0, 10), counter_j=np.array([0.0, 1000.0]))
+    assert counter.readings is not None and counter.counter_path.energy([(2 * 10**9, 8 * 10**9)])[0] == pytest.approx(
+        600
+    )
+    power = series(power_ns=stamps(0, 10), power_w=np.array([100.0, 100.0]))
+    assert power.power_path.energy([(0, 10**10)])[0] == pytest.approx(1000)
+    assert series(power_ns=stamps(0), power_w=np.array([100.0])).power_path is None
+
+
+def test_three_samples_of_the_driver_are_preferred_to_polled_power():
+    samples = {"samples_ns": stamps(1.0, 1.02, 1.04), "samples_w": np.array([50.0, 50.0, 50.0])}
+    both = series(power_ns=stamps(0, 10), power_w=np.array([900.0, 900.0]), **samples)
+    energy_j, _, _ = both.power_path.energy([(int(1.005e9), int(1.025e9))])
+    assert energy_j == pytest.approx(50.0 * 0.02, rel=0.05)
+
+
+def test_a_counter_that_rises_slowly_has_no_fault_and_one_that_falls_was_set_back():
+    slow = series(counter_ns=stamps(0, 1, 2), counter_j=np.array([0.0, 0.5, 0.5]))
+    assert slow.counter_faults == []
+    fallen = series(counter_ns=stamps(0, 1, 2), counter_j=np.array([7.0, 3.0, 4.0]))
+    assert fallen.counter_faults == [(-50_000_000, 950_000_000, SET_BACK)]
+
+
+@pytest.mark.parametrize(("wrap_j", "known"), [(9_000.0, True), (4_000.0, False)])
+def test_a_wrap_can_hide_in_a_long_gap_unless_it_needs_five_times_the_highest_power(wrap_j, known):
+    """Highest power 10 W; the gap of 100 s would need 90 W or 40 W for a wrap."""
+    facts = {"max_gap_s": 1.0, "wrap_j": wrap_j}
+    cpu = series(component="cpu", counter_ns=stamps(0, 1, 101), counter_j=np.array([0.0, 10.0, 20.0]), facts=facts)
+    assert list(cpu.readings.known) == [True, known]
+
+
+def test_a_new_answer_replaces_its_own_check_only():
+    checks = [Check(name=name, ok=True, grade="A", text=name) for name in ("source", "interval")]
+    validity = Validity(grade="A", checks=tuple(checks))
+    changed = with_answer(validity, "interval", ("C", "wide"))
+    assert changed.grade == "C"
+    assert [(check.name, check.grade) for check in changed.checks] == [("source", "A"), ("interval", "C")]
+    assert with_answer(validity, "interval", None) is validity
+    assert with_answer(Validity(), "interval", ("C", "wide")) == Validity()
+
+
+def evidence_of(best, *devices, policy="measured"):
+    attempt = SimpleNamespace(
+        number=1, host="h", idle_stages=(), trace=SimpleNamespace(devices=devices, ended=True, header={}),
+        health=SimpleNamespace(warnings_during=lambda windows: [], during=lambda windows: []),
+        core_use=lambda windows: None, energy=lambda windows: energies(),
+    )  # fmt: skip
+    return gather("train", [(attempt, [(0, 10**9)])], best, policy, (), {})
+
+
+def energies(**figures):
+    plain = dict.fromkeys(("gpu", "cpu", "dram", "cpu_estimate"), missing("no sensor"))
+    return EnergyByComponent(**{**plain, **figures})
+
+
+def test_evidence_is_of_the_devices_of_the_figure():
+    used = series(device="gpu:A", refresh_s=0.1, facts={"shared": True})
+    other = series(device="gpu:B", refresh_s=5.0, facts={"node_wide": True})
+    evidence = evidence_of(figure(10.0, "gpu:A", method="estimated"), used, other)
+    assert (evidence.refresh_s, evidence.shared, evidence.stated) == (0.1, ("A is shared",), False)
+    evidence = evidence_of(figure(10.0, "gpu:B", method="estimated"), used, other)
+    assert (evidence.refresh_s, evidence.shared) == (5.0, ("A covers the whole node",))
+    assert evidence_of(figure(10.0, CODECARBON, method="estimated")).stated
+
+
+def notes_of(policy, **figures):
+    estimate = series(component="cpu_estimate", facts={"w_per_thread": 2.5, "source": "a table"})
+    trace = SimpleNamespace(devices=[estimate], gaps=[], ended=True)
+    attempt = SimpleNamespace(energy=lambda windows: energies(**figures), billed_windows=[], trace=trace)
+    return {key: note.text for key, note in _energy_notes(attempt, policy).items()}
+
+
+def test_notes_name_codecarbon_and_the_estimate_only_where_they_are_the_figure():
+    estimated = figure(5.0, method="estimated")
+    assert "codecarbon" in notes_of("codecarbon") and "codecarbon" not in notes_of("measured")
+    assert any("ESTIMATED" in text for text in notes_of("measured", cpu_estimate=estimated).values())
+    measured = notes_of("measured", cpu_estimate=estimated, gpu=figure(9.0, "gpu:A"))
+    assert not any("ESTIMATED" in text for text in measured.values())
+    assert not any("ESTIMATED" in text for text in notes_of("measured").values())
+
+
+def test_contention_is_noted_for_the_stages_in_which_it_was_recorded():
+    uses = {"a": None, "b": CoreUse(cores=2, others_cores=1.5, idle_cores=0.0)}
+    attempt = SimpleNamespace(
+        windows={"a": "a", "b": "b"}, idle_stages=(), host="h", number=1, core_use=lambda windows: uses[windows]
+    )
+    assert uses["b"].contended
+    (note,) = _contention_notes(attempt).values()
+    assert "during b" in note.text
+    uses["b"] = None
+    assert _contention_notes(attempt) == {}
+
+
+def stage_of(name, energy_j, **fields):
+    energy = energies(gpu=figure(energy_j, "gpu:A"))
+    fields = {"role": "student", "activity": "train"} | fields
+    return StageRecord(
+        name=name, number=1, status="done", segments=(), duration_s=1.0, energy=energy, best=energy.gpu,
+        energy_j=energy_j, above_idle_j=None, mean_power_w=None, peak_power_w=None, **fields,
+    )  # fmt: skip
+
+
+def test_the_bill_of_an_artifact_has_parts_only_where_they_differ():
+    train, setup = stage_of("train", 10.0), stage_of("compile", 3.0, role="setup", activity="compile")
+    whole = assemble.ancestor_energy([train])
+    assert whole["energy"]["gpu"].energy_j == 10.0 and whole["work"] == whole["setup"] == {}
+    parts = assemble.ancestor_energy([train, setup])
+    assert [parts[name]["gpu"].energy_j for name in ("energy", "work", "setup")] == [13.0, 10.0, 3.0]
+    assert parts["repeated"] == {}
+
+
+def test_the_role_of_a_stage_is_that_of_the_stage_with_its_name():
+    stages = (stage_of("one", 1.0, role="data", activity="load"), stage_of("two", 1.0))
+    assert assemble._kind_of("two", stages)[:2] == ("student", "train")
+    assert assemble._kind_of("one", stages)[:2] == ("data", "load")
+
+
+def test_a_result_in_joules_needs_the_energy_of_all_its_artifacts(monkeypatch):
+    monkeypatch.setattr(assemble, "components_of", lambda one: SimpleNamespace(best=lambda policy: one.figure))
+    lineage = [SimpleNamespace(key="a", figure=figure(6.0)), SimpleNamespace(key="b", figure=figure(4.0))]
+
+    def results(*keys):
+        events = SimpleNamespace(results={}, joules={"cost": (keys, 2)})
+        return assemble._results([SimpleNamespace(events=events)], lineage, "measured")
+
+    assert results("a", "b")["cost"].value == 5.0
+    assert results("a")["cost"].value == 3.0
+    assert results("a", "gone") == results("gone") == {}
+
+
+def test_the_paces_of_other_ranks_are_read_only_on_request(monkeypatch):
+    monkeypatch.setattr(assemble, "rank_paces", lambda rank, events: [rank])
+    monkeypatch.setattr(assemble, "read_events", lambda path: None)
+    attempt = SimpleNamespace(rank=0, event_files=[(0, "a"), (1, "b"), (2, "c")], events=None)
+    assert (assemble._ranks(attempt, False), assemble._ranks(attempt, True)) == ([0], [0, 1, 2])
+    single = SimpleNamespace(rank=0, event_files=[(0, "a")], events=None)
+    assert assemble._ranks(single, True) == []
+
+
+def test_the_slowest_twentieth_of_a_phase_begins_at_p95():
+    phases = PhaseAggregate()
+    for duration_s in [0.001] * 50 + [0.01] * 46 + [1.0] * 4:
+        phases.add(duration_s)
+    attempt = SimpleNamespace(rank=0, number=1, events=SimpleNamespace(phases={("train", "step"): phases}))
+    record = assemble._phases([(attempt, [])], "train")["step"]
+    assert (record.count, record.max_s) == (100, 1.0)
+    assert (record.p50_s, record.p95_s) == (pytest.approx(0.001), pytest.approx(0.01))
 
 
 def test_the_mutator_changes_one_place_at_a_time():

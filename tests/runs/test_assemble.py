@@ -232,3 +232,9 @@ def test_a_quiet_machine_and_a_measured_card_keep_their_grade(tmp_path):
         check.text == "CPU contention: other processes used 1.2 of 2 CPU cores; timings are unreliable"
         for check in card.validity.checks
     )
+
+
+def test_a_stage_without_items_has_no_energy_of_items(tmp_path):
+    paths = make(tmp_path)
+    (train,) = [one for one in assemble(paths, "done", None).stages if one.name == "student.train"]
+    assert (train.samples, train.tokens, train.item_energy) == (None, None, None)

@@ -250,7 +250,7 @@ def test_lines_of_metrics_with_wrong_types_are_left_out(tmp_path):
 @pytest.mark.parametrize("right", [None, "yes", {}, 3])
 def test_a_field_of_another_type_is_a_corrupted_file(tmp_path, right):
     write_json(tmp_path / "answers.json", {"right": right})
-    with pytest.raises(CorruptedFile, match="`right` is .*, expected a list"):
+    with pytest.raises(CorruptedFile, match=r"`right` is .*, expected a list"):
         read_json(tmp_path / "answers.json", right=list)
     assert read_json(tmp_path / "answers.json") == {"right": right}
 

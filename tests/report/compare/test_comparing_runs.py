@@ -235,9 +235,10 @@ def test_the_students_predictions_are_used_if_the_teachers_are_there_too(made, t
 @pytest.mark.parametrize("edited", ["[]", '{"right": 3}', '{"tasks": ["x"]}', '{"tasks": [{"task": "t"}]}', "{"])
 def test_edited_items_are_no_items(made, tmp_path: Path, edited: str) -> None:
     folder = made.write_run(tmp_path, made.labels_only(0, 790))
-    for place in ("student-quality/answers.json", "student-quality/harness.json", "student-predictions/predictions.npz"):
-        (folder / "artifacts" / place).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "artifacts" / place).write_text(edited)
+    for place in ("quality/answers.json", "quality/harness.json", "predictions/predictions.npz"):
+        file = folder / "artifacts" / f"student-{place}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(edited)
     assert correct_by_item(folder) is None
     assert correct_by_item(folder, "exact_answers") is None
     assert correct_by_item(folder, "harness.t.acc.value") is None
