@@ -8,14 +8,29 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from joulelab.errors import UsageError
 from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.meter.health import CoreUse
-from joulelab.meter.importers.log_energy import DeviceEnergy, device_energy
+from joulelab.meter.importers.log_energy import (
+    DeviceEnergy,
+    Level,
+    Segment,
+    device_energy,
+    parse_idle,
+    without_cooldown,
+)
 from joulelab.meter.importers.power_log import DeviceLog, Source
 from joulelab.meter.integrate import TwoPaths, both_paths, node_energy, peak_power_w
 from joulelab.meter.marks import PhaseAggregate
 from joulelab.meter.series import SET_BACK, DeviceSeries, ReportedCell, load_trace
-from joulelab.report.compare.differences import _needed, pairs_of
+from joulelab.report.compare.differences import (
+    ONE_SEED,
+    _needed,
+    correct_by_item,
+    energy_ratio,
+    pairs_of,
+    quality_difference,
+)
 from joulelab.runs import assemble
 from joulelab.runs.artifacts import PART, find_damage, list_contents, with_shards
 from joulelab.runs.attempt_data import SOURCE as CODECARBON
@@ -110,7 +125,7 @@ def test_the_mean_power_of_a_log_is_energy_over_the_time_that_it_covers():
     assert isinstance(single, DeviceEnergy)
 
 
-def test_runs_are_paired_by_seed_and_a_single_pair_in_any_case():
+def test_runs_are_paired_by_seed_unless_a_side_has_a_seed_twice():
     def runs(*seeds):
         return [SimpleNamespace(seed=seed) for seed in seeds]
 
@@ -118,6 +133,7 @@ def test_runs_are_paired_by_seed_and_a_single_pair_in_any_case():
     assert [(a.seed, b.seed) for a, b in pairs_of(ours, theirs)] == [(2, 2), (3, 3)]
     assert pairs_of(runs(1, 1), runs(1)) == []
     assert pairs_of(runs(1), runs(1, 1)) == []
+    assert len(pairs_of(runs(1), runs(1))) == 1
 
 
 def test_repeats_needed_on_each_side_come_from_both_variances():
@@ -127,6 +143,50 @@ def test_repeats_needed_on_each_side_come_from_both_variances():
     assert _needed(Interval(0.0, 0, 0), sides) is None
     assert _needed(Interval(1.0, 0, 0), [[1.0], [1.0, 2.0]]) is None
     assert _needed(Interval(100.0, 0, 0), [[1.0, 2.0], [1.0, 2.0]]) is not None
+
+
+def scored(*values, seeds=None):
+    seeds = seeds or range(len(values))
+    return [
+        SimpleNamespace(seed=seed, quality=value is not None, result=SimpleNamespace(value=value, trials=None))
+        for seed, value in zip(seeds, values, strict=True)
+    ]
+
+
+def test_a_difference_of_quality_states_why_it_has_no_interval():
+    unpaired = quality_difference(scored(1.0, 2.0, 4.0), scored(5.0, 6.0, 9.0, seeds=(7, 8, 9)))
+    assert (unpaired.reason, unpaired.by_seed) == ("", ())
+    assert quality_difference(scored(1.0), scored(5.0, seeds=(7,))).reason == ONE_SEED
+    assert quality_difference(scored(None), scored(5.0)).reason == "the method has no such figure"
+    assert quality_difference(scored(5.0), scored(None)).reason == "the baseline has no such figure"
+    assert quality_difference(scored(5.0), []).reason == "the baseline has no finished run"
+    assert energy_ratio(scored(1.0), [], None).seeds == 0
+
+
+def test_exact_answers_are_items(tmp_path):
+    file = tmp_path / "artifacts" / "student-quality" / "answers.json"
+    file.parent.mkdir(parents=True)
+    write_json(file, {"right": [True, False]})
+    assert correct_by_item(tmp_path, "exact_answers") == {"0": True, "1": False}
+    write_json(file, {"right": []})
+    assert correct_by_item(tmp_path, "exact_answers") is None
+
+
+@pytest.mark.parametrize("text", ["x..3", "3..x", "3..3", "3..2", "3"])
+def test_an_idle_segment_has_two_ends_in_order(text):
+    log = SimpleNamespace(first_s=0.0, has_wall=False)
+    assert parse_idle("2..3", log) == (2.0, 3.0)
+    with pytest.raises(UsageError, match="is not a segment"):
+        parse_idle(text, log)
+
+
+@pytest.mark.parametrize(("levels", "cut"), [((400, 100), True), ((400, 100, 400), False), ((100, 400, 100), False)])
+def test_only_a_lower_level_at_the_end_of_the_load_is_its_cooldown(levels, cut):
+    watts = np.repeat(np.array(levels, dtype=float), 20)
+    times = np.arange(len(watts), dtype=float)
+    busy = Level(250.0, 1.0, len(watts), "given", (Segment(0.0, times[-1], 250.0, len(watts)),))
+    found = without_cooldown(times, watts, 0.0, busy)
+    assert found.power_w == (400.0 if cut else 250.0)
 
 
 def test_half_of_a_t_distribution_is_below_0():

@@ -105,14 +105,14 @@ def pairs_of(runs: Sequence[ComparedRun], baseline: Sequence[ComparedRun]) -> li
     """(baseline, method) of equal seed; empty if a side has a seed twice, because the pairing is then ambiguous."""
     by_seed = {run.seed: run for run in baseline}
     if len(by_seed) < len(baseline) or len({run.seed for run in runs}) < len(runs):
-        return [(baseline[0], runs[0])] if len(runs) == len(baseline) == 1 else []
+        return []
     return [(by_seed[run.seed], run) for run in runs if run.seed in by_seed]
 
 
 def quality_difference(runs: Sequence[ComparedRun], baseline: Sequence[ComparedRun]) -> QualityDifference:
     ours, theirs = ([run for run in side if run.quality] for side in (runs, baseline))
     if not theirs or not ours:
-        return QualityDifference(None, (), _no_quality(ours, baseline, theirs))
+        return QualityDifference(None, (), _no_quality(baseline, theirs))
     pairs = pairs_of(ours, theirs)
     by_seed = tuple(method.result.value - base.result.value for base, method in pairs)
     if ours[0].result.trials:
@@ -138,10 +138,10 @@ def _by_items(
     return QualityDifference(found, by_seed, "" if found.covers_methods else ONE_RUN, needed=needed)
 
 
-def _no_quality(ours: Sequence[ComparedRun], baseline: Sequence[ComparedRun], theirs: Sequence[ComparedRun]) -> str:
+def _no_quality(baseline: Sequence[ComparedRun], theirs: Sequence[ComparedRun]) -> str:
     if not baseline:
         return "the baseline has no finished run"
-    return "the baseline has no such figure" if not theirs else "the method has no such figure" if not ours else ""
+    return "the method has no such figure" if theirs else "the baseline has no such figure"
 
 
 def energy_ratio(
