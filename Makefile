@@ -7,7 +7,7 @@ DEMO_READY := $(VENV)/demo-ready
 BASE_READY := $(VENV)/base-ready
 COMPILED := $(VENV)/compiled
 
-.PHONY: demo test test-base test-slow attack mutate check lint types imports docs dist release clean help
+.PHONY: demo test test-base test-slow attack mutate audit check lint types imports docs dist release clean help
 
 help:
 	@echo "make demo       set up and run the demo: a measured comparison in about five minutes"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-slow  run the tests that take minutes: simulations, audits, a real Slurm"
 	@echo "make attack     kill runs, mutate inputs, try bad environments: hours, can be continued"
 	@echo "make mutate     change core modules one operator at a time and list what their tests do not notice"
+	@echo "make audit      look up known vulnerabilities of the installed packages; needs PyPI"
 	@echo "make check      run tests, lint, types and the import contract"
 	@echo "make docs       build the documentation site: site/index.html"
 	@echo "make dist       build and check wheel and sdist: dist/"
@@ -43,9 +44,14 @@ test-slow: $(READY)
 attack: $(READY)
 	$(BIN)/python tests/attack/attack.py
 
-# 25 mutants of each core module, about an hour on two idle cores. Finished ones are kept in .mutate.json.
+# 25 mutants of each core module, a few minutes each. Finished ones are kept in .mutate.json.
 mutate: $(READY)
 	$(BIN)/python tests/mutation/mutate.py
+
+# In an environment of its own, because the audited one must not change. A package that cannot be looked up is an error.
+audit: $(READY)
+	@$(PYTHON) -m venv $(VENV)-audit && $(VENV)-audit/bin/pip install --quiet pip-audit
+	$(VENV)-audit/bin/pip-audit --strict --path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
 check: test lint types imports
 

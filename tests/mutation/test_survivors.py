@@ -20,7 +20,8 @@ from joulelab.meter.importers.log_energy import (
     without_cooldown,
 )
 from joulelab.meter.importers.power_log import DeviceLog, Source
-from joulelab.meter.integrate import TwoPaths, both_paths, node_energy, peak_power_w
+from joulelab.meter.integrate import TwoPaths, both_paths, machine_energy, node_energy, peak_power_w
+from joulelab.meter.integrate import device_energy as energy_of_series
 from joulelab.meter.marks import PhaseAggregate
 from joulelab.meter.series import SET_BACK, DeviceSeries, ReportedCell, load_trace
 from joulelab.report.compare.differences import (
@@ -222,6 +223,17 @@ def series(**fields):
     plain = dict.fromkeys(("counter_ns", "counter_j", "power_ns", "power_w", "samples_ns", "samples_w"), none)
     plain |= {"device": "gpu:A", "component": "gpu", "name": "A", "counted": True, "refresh_s": 0.1}
     return DeviceSeries(**{**plain, "gain_error_rel": 0.05, **fields})
+
+
+def test_constants_of_the_machine_have_a_gain_error_and_no_random_one():
+    facts = {
+        f"{name}_{what}": value for name in ("base", "memory") for what, value in (("w", 30.0), ("error_rel", 0.5))
+    }
+    model = series(component="cpu_estimate", facts=facts | {"w_per_thread": 2.5}, counter_ns=stamps(0, 10, 20),
+                   counter_j=np.array([0.0, 0.0, 0.0]))  # fmt: skip
+    found = machine_energy(SimpleNamespace(devices=[model]), [(2 * 10**9, 12 * 10**9)])
+    alone = energy_of_series(model, [(2 * 10**9, 12 * 10**9)])
+    assert found.energy_j == pytest.approx(600.0) and found.half_width_j == pytest.approx(alone.half_width_j)
 
 
 def test_the_peak_of_stated_stages_leaves_out_those_without_one():
