@@ -1,30 +1,40 @@
-"""Training speed and energy per token of a student in the shape of Llama-3.2-1B: on tokens, on a teacher's cached
-distributions, and with a live teacher in the shape of Llama-3.1-8B.
+"""Training speed and energy per token of a student in the shape of Llama-3.2-1B, Llama-2-7B or Llama-2-13B: on tokens,
+on a teacher's cached distributions, and with a live teacher in the shape of Llama-3.1-8B; next to adapters and to TRL.
 
-All weights are random and all rows are full (8 x 1024), so every position is a token. Three methods in one run, each a
-warm-up and then an undisturbed window between two synchronizations:
+All weights are random and all rows are full (8 x 1024; 4 x 1024 for 13B), so every position is a token. Each method is
+a warm-up and then an undisturbed window between two synchronizations:
 
     sft        cross-entropy of the tokens
     kd-cache   the same and the forward KL to cached teacher outputs (rs50); the teacher's pass is measured separately
     kd-live    the same with the teacher's forward pass in every step
+    lora       sft with adapters (rank 16) instead of all weights; needs peft
+    trl        sft with TRL, in the same dtype, batch and optimizer; needs trl
+    trl-liger  the same with Liger's kernels; needs liger-kernel and a GPU
+
+A method whose package is absent is left out, and the output says so. 7B and 13B have bf16 weights and Adafactor unless
+the options say otherwise, 1B has fp32 weights and AdamW.
 
 A token of the 1B student is about 7.4 GFLOP (three times two for each of 1.24 billion parameters), so at the 790
 TFLOP/s that bf16 products reach on an H200 the floor is near 107 k tokens/s; one of the live teacher adds 16 GFLOP.
 The chunked loss and its gradient are first compared with plain cross-entropy.
 
     python benchmarks/causal_step.py --compile default --seconds 15
+    python benchmarks/causal_step.py --student 1b --weights bf16 --ways sft,trl,trl-liger --seconds 10
+    python benchmarks/causal_step.py --student 7b --ways sft,kd-cache,lora,trl,trl-liger --seconds 10
+    python benchmarks/causal_step.py --student 13b --ways sft,lora --seconds 10
     python benchmarks/causal_step.py --tiny --compile off --teacher-compile off --seconds 1
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -32,13 +42,16 @@ from typing import Any, get_args
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+import transformers
+import trl_peer
 from pacing import TokenSpeed, forget_peak, free, peak_gib, undisturbed, wait, warm_up
 from torch import nn
+from trl_peer import PeerSettings, sft_window
 
 from joulelab.data.chat.encoding import DocumentList, EncodedDocument
 from joulelab.data.chat.packing import PackedRows, pack, training_batches, use_packed_attention
-from joulelab.distill.causal.config import SHAPES, Shape
-from joulelab.distill.causal.models import expose_hidden_states, lm_head_weight, random_student
+from joulelab.distill.causal.config import SHAPES, Lora, Shape
+from joulelab.distill.causal.models import add_lora, expose_hidden_states, lm_head_weight, random_student
 from joulelab.distill.causal.objective import TokenObjective
 from joulelab.distill.logit_cache.cache_store import LogitCache
 from joulelab.distill.logit_cache.kd_loss import KdLoss
@@ -46,13 +59,14 @@ from joulelab.distill.logit_cache.teacher_outputs import DistillationBatches, Li
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
-from joulelab.train.config import CompileMode, Precision, TrainingConfig
+from joulelab.train.config import CompileMode, Optimizer, Precision, TrainingConfig
 from joulelab.train.optim import float32_matmul_precision
 from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.trainer import SimpleTrainer
 
 WORDS_TAKEN = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=0)
-WAYS = ("sft", "kd-cache", "kd-live")
+WAYS = ("sft", "kd-cache", "kd-live", "lora", "trl", "trl-liger")
+DEFAULT_WAYS = WAYS[:3]
 
 
 @dataclass(frozen=True)
@@ -65,7 +79,11 @@ class Size:
     batch_size: int
 
 
-FULL = Size(SHAPES["1b"], SHAPES["8b"], 128_256, rows=256, row_length=1024, batch_size=8)
+FULL = {
+    "1b": Size(SHAPES["1b"], SHAPES["8b"], 128_256, rows=256, row_length=1024, batch_size=8),
+    "7b": Size(SHAPES["7b"], SHAPES["8b"], 32_000, rows=128, row_length=1024, batch_size=8),
+    "13b": Size(SHAPES["13b"], SHAPES["8b"], 32_000, rows=128, row_length=1024, batch_size=4),
+}
 TINY = Size(SHAPES["nano"], SHAPES["nano"], 512, rows=16, row_length=64, batch_size=4)
 
 
@@ -103,7 +121,8 @@ class Stand:
         return LiveTeacher(model.eval().requires_grad_(False), compile_mode=self.options.teacher_compile)
 
     def student(self) -> nn.Module:
-        return make_model(self.size.student, self.size.words, self.device, torch.float32)
+        dtype = torch.bfloat16 if self.options.weights == "bf16" else torch.float32
+        return make_model(self.size.student, self.size.words, self.device, dtype)
 
     def pass_over(self, who: str, tokens: int, begin_ns: int) -> None:
         wait(self.device)
@@ -129,9 +148,11 @@ class Stand:
 def make_trainer(stand: Stand, way: str, cache: LogitCache | None) -> SimpleTrainer[Any]:
     options, size = stand.options, stand.size
     student = stand.student()
+    if way == "lora":
+        student = add_lora(student, Lora(), seed=0).model
     attention = use_packed_attention(student)
     batches: Any = training_batches(stand.rows, size.batch_size, seed=0)
-    loss = KdLoss(1.0 if way == "sft" else 0.5, chunk=options.chunk, compile_mode=options.compile)
+    loss = KdLoss(0.5 if way.startswith("kd") else 1.0, chunk=options.chunk, compile_mode=options.compile)
     reported: Callable[[Any], Any] | None = None
     if way == "kd-cache":
         assert cache is not None
@@ -141,12 +162,31 @@ def make_trainer(stand: Stand, way: str, cache: LogitCache | None) -> SimpleTrai
     objective = TokenObjective(student, attention, loss, reported)
     config = TrainingConfig(
         epochs=None, max_steps=10**9, batch_size=size.batch_size, precision=options.precision, compile=options.compile,
-        learning_rate=1e-5, prefetch=4,
+        learning_rate=1e-5, prefetch=4, weights=options.weights, rounding=options.rounding,
+        optimizer=options.optimizer, activation_checkpointing=options.checkpoint_activations,
     )  # fmt: skip
     return SimpleTrainer(student, batches, objective, config, NoOpStats())
 
 
+def measure_peer(stand: Stand, liger: bool) -> TokenSpeed:
+    options, size = stand.options, stand.size
+    model = stand.student()
+    # TRL's loss and Liger's patches belong to transformers' class, which `hidden_only` extends.
+    model.__class__ = transformers.LlamaForCausalLM
+    rows = [stand.rows.documents.document(number).ids for number in range(size.rows)]
+    settings = PeerSettings(
+        batch_size=size.batch_size, optimizer=options.optimizer, half=options.precision == "bf16",
+        checkpointing=options.checkpoint_activations, compiled=options.trl_compile, liger=liger,
+        seconds=options.seconds,
+    )  # fmt: skip
+    found = sft_window(model, rows, settings)
+    tokens = found.steps * size.batch_size * size.row_length
+    return TokenSpeed("trl-liger" if liger else "trl", "", tokens, found.window_ns, found.peak_gib, found.loss)
+
+
 def measure(stand: Stand, way: str, cache: LogitCache | None) -> TokenSpeed:
+    if way.startswith("trl"):
+        return measure_peer(stand, liger=way == "trl-liger")
     trainer = make_trainer(stand, way, cache)
     trainer.model.train()
     forget_peak()
@@ -158,7 +198,7 @@ def measure(stand: Stand, way: str, cache: LogitCache | None) -> TokenSpeed:
 
 def equality(device: torch.device) -> dict[str, float]:
     """Relative distance of the chunked loss and its gradients from plain cross-entropy, in fp32 and a small model."""
-    stand = Stand(TINY, argparse.Namespace(chunk=32, compile="off"), Path(), device)
+    stand = Stand(TINY, argparse.Namespace(chunk=32, compile="off", weights="fp32"), Path(), device)
     student = stand.student()
     attention, batch = use_packed_attention(student), training_batches(stand.rows, 4, 0).at(0, 0).to(device)
     logits = student(**attention.inputs(batch)).logits
@@ -174,10 +214,26 @@ def equality(device: torch.device) -> dict[str, float]:
 
 
 def ratios(found: list[TokenSpeed]) -> dict[str, float]:
-    speed = {one.way: one.tokens_per_s for one in found}
-    return (
-        {"kd-cache_over_kd-live": speed["kd-cache"] / speed["kd-live"]} if {"kd-cache", "kd-live"} <= set(speed) else {}
-    )
+    """Each the larger the better for the first one named."""
+    by_way = {one.way: one for one in found}
+    pairs = [("kd-cache", "kd-live"), ("kd-cache", "sft"), ("sft", "lora"), ("sft", "trl"), ("sft", "trl-liger")]
+    made: dict[str, float] = {}
+    for name, other in pairs:
+        if name not in by_way or other not in by_way:
+            continue
+        ours, theirs = by_way[name], by_way[other]
+        made[f"speed_{name}_over_{other}"] = ours.tokens_per_s / theirs.tokens_per_s
+        if ours.mj_per_token and theirs.mj_per_token:
+            made[f"joules_{other}_over_{name}"] = theirs.mj_per_token / ours.mj_per_token
+        if ours.peak_gib and theirs.peak_gib:
+            made[f"memory_{other}_over_{name}"] = theirs.peak_gib / ours.peak_gib
+    return made
+
+
+def why_absent(way: str) -> str | None:
+    if way == "lora" and importlib.util.find_spec("peft") is None:
+        return "peft is not installed"
+    return trl_peer.why_absent(liger=way == "trl-liger") if way.startswith("trl") else None
 
 
 def main() -> None:
@@ -192,19 +248,41 @@ def main() -> None:
     )
     parser.add_argument("--precision", default="bf16", choices=get_args(Precision))
     parser.add_argument("--seconds", type=float, default=15.0, help="seconds of each undisturbed window")
-    parser.add_argument("--ways", default=",".join(WAYS), help="by commas")
+    parser.add_argument("--ways", default=",".join(DEFAULT_WAYS), help=f"by commas: {', '.join(WAYS)}")
+    parser.add_argument("--student", default="1b", choices=tuple(FULL), help="shape of the student")
+    parser.add_argument("--weights", choices=("fp32", "bf16"), help="dtype of the student's weights")
+    parser.add_argument("--rounding", default="stochastic", choices=("stochastic", "kahan"), help="of bf16 weights")
+    parser.add_argument("--optimizer", choices=get_args(Optimizer))
+    parser.add_argument("--batch-size", type=int, help="rows of a step; 8, for 13B 4")
+    parser.add_argument("--checkpoint-activations", action="store_true")
+    parser.add_argument("--trl-compile", action="store_true", help="torch_compile=True in TRL")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script on a CPU")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu":
+    large = options.student != "1b"
+    options.weights = options.weights or ("bf16" if large else "fp32")
+    options.optimizer = options.optimizer or ("adafactor" if large else "adamw")
+    if device.type == "cpu" and options.weights == "fp32":
         options.precision = "fp32"
+    unknown = set(options.ways.split(",")) - set(WAYS)
+    if unknown:
+        parser.error(f"unknown ways: {', '.join(sorted(unknown))}; known: {', '.join(WAYS)}")
     wanted = [way for way in WAYS if way in options.ways.split(",")]
+    for way in [way for way in wanted if why_absent(way)]:
+        print(f"{way}: left out, {why_absent(way)}", flush=True)
+        wanted.remove(way)
+    size = TINY if options.tiny else FULL[options.student]
+    size = replace(size, batch_size=options.batch_size or size.batch_size)
+    print(
+        f"student {options.student}, {options.weights} weights, {options.optimizer}, batch {size.batch_size}",
+        flush=True,
+    )
     apart = equality(device)
     print("relative distance from plain cross-entropy:", {name: f"{value:.1e}" for name, value in apart.items()})
     found: list[TokenSpeed] = []
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        stand = Stand(TINY if options.tiny else FULL, options, place, device)
+        stand = Stand(size, options, place, device)
         meter = Meter(place / "trace.jsonl", place / "events.jsonl", EnergyConfig())
         meter.start()
         cache: LogitCache | None = None

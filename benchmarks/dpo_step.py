@@ -1,21 +1,27 @@
 """Speed and energy per pair of preference training for a student in the shape of Llama-1B.
 
-Random weights, random tokens; every pair is a prompt of 256 tokens and two answers of 256. Three methods in one run,
-each a warm-up and then an undisturbed window between two synchronizations, all through the one training loop:
+Random weights, random tokens; every pair is a prompt of 256 tokens and two answers of 256. Several methods in one run,
+each a warm-up and then an undisturbed window between two synchronizations, all but TRL through the one training loop:
 
-    live     a row for each answer, all logits in memory, and the reference computed live in every step: the plain
-             implementation
-    cached   the same rows and logits, the reference's figures given
-    ours     joulelab's objective: figures given, the prompt computed once, the vocabulary in chunks
+    ours       joulelab's objective: figures given, the prompt computed once, the vocabulary in chunks
+    live       a row for each answer, all logits in memory, and the reference computed live in every step: the plain
+               implementation
+    cached     the same rows and logits, the reference's figures given; not measured unless it is named
+    trl        TRL's DPO trainer with its live reference, same dtype and optimizer; left out where trl is not installed
+    trl-liger  the same with Liger's kernels; needs liger-kernel and a GPU
+
+It is meant to be repeated: one layer is compiled and reused (`--compile blocks`), losses are compared on a small model,
+windows are 4 s, and no method begins after `--limit-s`.
 
 The cost per pair of `ours` and `cached` includes the reference's pass, as if every pair were trained on once; it is
 also measured and printed separately. Before that, loss and gradient of `ours` are compared with the plain ones on one
-batch.
+batch of a small model.
 
 Per pair, in token passes: live 4 x 1024 (forward, backward as two, reference); cached 3 x 1024; ours 3 x 768, and one
 forward pass over 768 tokens for the reference.
 
-    python benchmarks/dpo_step.py --pairs 8 --compile default --seconds 10
+    python benchmarks/dpo_step.py
+    python benchmarks/dpo_step.py --weights bf16 --ways ours,trl,trl-liger
 """
 
 from __future__ import annotations
@@ -29,11 +35,12 @@ import time
 import traceback
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 import transformers
+import trl_peer
 from numpy.typing import NDArray
 from pacing import Window, forget_peak, free, undisturbed, wait, warm_up
 from torch import nn
@@ -52,6 +59,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
+from joulelab.train.bf16_weights import cast_weights
 from joulelab.train.config import CompileMode, Precision, TrainingConfig
 from joulelab.train.optim import BLOCKS, OFF, autocast, compile_in_place, float32_matmul_precision
 from joulelab.train.stats.hooks import NoOpStats
@@ -59,6 +67,7 @@ from joulelab.train.trainer import SimpleTrainer
 from joulelab.zoo.objective import ObjectiveOutput
 
 BETA = 0.1
+WAYS = ("ours", "live", "cached", "trl", "trl-liger")
 LLAMA_1B = {
     "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "rope_theta": 500_000.0,
@@ -86,7 +95,7 @@ class Shape:
     @property
     def distinct(self) -> int:
         """Pairs there are, and so the length of the reference's pass."""
-        return 8 * self.pairs if self.tiny else 64 * self.pairs
+        return 8 * self.pairs if self.tiny else 16 * self.pairs
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,7 @@ class Way:
     precision: Precision
     compiled: CompileMode
     chunk: int
+    weights: Literal["fp32", "bf16"] = "fp32"
 
     @property
     def shares_prompt(self) -> bool:
@@ -199,21 +209,21 @@ class PlainObjective:
     def after_step(self, model: nn.Module) -> None: ...
 
 
-def make_model(shape: Shape, device: torch.device) -> nn.Module:
+def make_model(shape: Shape, device: torch.device, weights: str = "fp32") -> nn.Module:
     """Initialized on the device, which is fast."""
     torch.manual_seed(0)
     positions = shape.prompt + 2 * shape.answer + 64
     config = transformers.LlamaConfig(tie_word_embeddings=True, max_position_embeddings=positions, **shape.model)
     with device:
         model: nn.Module = transformers.LlamaForCausalLM(config)
-    return expose_hidden_states(model)
+    return expose_hidden_states(cast_weights(model, torch.bfloat16) if weights == "bf16" else model)
 
 
 def make_trainer(
     way: Way, shape: Shape, folder: Path, device: torch.device
 ) -> tuple[SimpleTrainer[TensorBatch], Window | None]:
     """With the time in which the reference's figures were made, where the way has such a pass."""
-    model, pairs = make_model(shape, device), RandomPairs(shape)
+    model, pairs = make_model(shape, device, way.weights), RandomPairs(shape)
     how = TargetLogProbabilities(way.chunk, compile_mode=way.compiled)
     rows = PairLayout(shared_prompt=way.shares_prompt)
     objective: Any
@@ -243,7 +253,7 @@ def make_trainer(
         objective = PreferenceObjective(model, "dpo", BETA, how) if way.name == "ours" else PlainObjective(None)
     config = TrainingConfig(
         epochs=None, max_steps=10**9, batch_size=shape.pairs, precision=way.precision, compile=way.compiled,
-        learning_rate=1e-6, prefetch=4,
+        learning_rate=1e-6, prefetch=4, weights=way.weights,
     )  # fmt: skip
     batches = PairBatches(pairs, shape.pairs, 0, reference, rows)
     return SimpleTrainer(model, batches, objective, config, NoOpStats()), window
@@ -259,7 +269,21 @@ class FirstPairs:
         return len(self.lengths)
 
 
+def measure_peer(way: Way, shape: Shape, seconds: float, device: torch.device) -> Measured:
+    model, pairs = make_model(shape, device, way.weights), RandomPairs(shape)
+    model.__class__ = transformers.LlamaForCausalLM  # without `hidden_only`: Liger patches transformers' class
+    rows = [(pair.prompt, pair.chosen, pair.rejected) for pair in map(pairs.pair, range(len(pairs)))]
+    settings = trl_peer.PeerSettings(
+        batch_size=shape.pairs, optimizer="adamw", half=way.precision == "bf16", checkpointing=False, compiled=False,
+        liger=way.name == "trl-liger", seconds=seconds,
+    )  # fmt: skip
+    found = trl_peer.dpo_window(model, rows, BETA, settings)
+    return Measured(way, found.steps * shape.pairs, found.window_ns, found.loss, found.peak_gib, 0, None)
+
+
 def measure(way: Way, shape: Shape, folder: Path, seconds: float, device: torch.device) -> Measured:
+    if way.name.startswith("trl"):
+        return measure_peer(way, shape, seconds, device)
     forget_peak()
     with float32_matmul_precision(way.precision):
         trainer, reference_ns = make_trainer(way, shape, folder, device)
@@ -274,7 +298,7 @@ def measure(way: Way, shape: Shape, folder: Path, seconds: float, device: torch.
 
 def equality(way: Way, shape: Shape, device: torch.device) -> dict[str, float]:
     """Relative distance of our loss and gradient from the plain fp32 ones, in fp32 and in the way's numbers."""
-    shape = replace(shape, pairs=2)
+    shape = replace(shape, pairs=2, tiny=True)
     model, live = make_model(shape, device), make_model(shape, device)
     with torch.no_grad():  # a policy that has left its reference, or there would be no margin to compare
         for parameter in live.parameters():
@@ -345,27 +369,43 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--completion", type=int, default=256, help="tokens of each answer")
     parser.add_argument("--chunk", type=int, default=4096, help="answer tokens whose logits are projected at a time")
-    parser.add_argument("--compile", default="default", choices=get_args(CompileMode))
+    parser.add_argument("--compile", default="blocks", choices=get_args(CompileMode))
     parser.add_argument("--precision", default="bf16", choices=get_args(Precision))
-    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each undisturbed window")
-    parser.add_argument("--ways", default="live,cached,ours", help="by commas")
+    parser.add_argument("--weights", default="fp32", choices=("fp32", "bf16"), help="dtype of the weights")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of each undisturbed window")
+    parser.add_argument("--ways", default="ours,live,trl-liger,trl", help=f"by commas: {', '.join(WAYS)}")
+    parser.add_argument("--limit-s", type=float, default=80.0, help="no method begins after this many seconds")
     parser.add_argument("--tiny", action="store_true", help="a small model and vocabulary, to try the script on a CPU")
     return parser.parse_args()
 
 
 def main() -> None:
     options = read_options()
+    began_s = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and options.weights == "fp32":
+        options.precision = "fp32"
+    names = options.ways.split(",")
+    if set(names) - set(WAYS):
+        raise SystemExit(f"unknown ways: {', '.join(sorted(set(names) - set(WAYS)))}; known: {', '.join(WAYS)}")
+    for name in [name for name in names if name.startswith("trl")]:
+        reason = trl_peer.why_absent(liger=name == "trl-liger")
+        if reason is not None:
+            print(f"{name}: left out, {reason}", flush=True)
+            names.remove(name)
     shape = Shape(options.prompt, options.completion, options.pairs, options.tiny)
-    ways = [Way(name, options.precision, options.compile, options.chunk) for name in options.ways.split(",")]
+    ways = [Way(name, options.precision, options.compile, options.chunk, options.weights) for name in names]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        apart = equality(ways[-1], shape, device)
+        apart = equality(ways[0], shape, device)
         print("relative distance from the plain fp32 loss:", {name: f"{value:.1e}" for name, value in apart.items()})
         meter = Meter(place / "trace.jsonl", place / "events.jsonl", EnergyConfig())
         meter.start()
         found = []
         for way in ways:
+            if time.monotonic() - began_s > options.limit_s:
+                print(f"{way.name}: left out, {options.limit_s:.0f} s have passed (--limit-s)", flush=True)
+                continue
             (place / way.name).mkdir()
             try:
                 found.append(measure(way, shape, place / way.name, options.seconds, device))

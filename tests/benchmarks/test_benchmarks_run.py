@@ -21,9 +21,11 @@ QUICK = {
     "window_cost.py": "--rounds 200",
 }
 SLOW = {
-    "causal_step.py": "--tiny --compile off --teacher-compile off --seconds 0.3",
+    "causal_step.py": "--tiny --student 7b --ways sft,kd-cache,kd-live,lora,trl --compile off --teacher-compile off "
+    "--seconds 0.3",
     "distilbert_step.py": "--tiny --compile off --precision fp32 --seconds 0.3 --batch-size 2 --chunk 64",
-    "dpo_step.py": "--tiny --compile off --seconds 0.3 --pairs 2 --prompt 16 --completion 16",
+    "dpo_step.py": "--tiny --compile off --seconds 0.3 --pairs 2 --prompt 16 --completion 16 --weights bf16 "
+    "--ways ours,live,cached,trl --limit-s 1000",
     "fitnets_speed.py": "--tiny --compile off --seconds 0.3 --tokens 16 --batch-size 8 --old-batch-size 4",
     "inference_rows.py": "--tiny --skip reduce-overhead fastest",
     "isolated_phases.py": "--size tiny --models bert --warmup-s 0.5 --undisturbed-s 0.5 --solo-s 0.2 --rounds 1",

@@ -106,5 +106,6 @@ class LabelsAndTeacherSection(DistillSection):
 
 def require_trackers(trainings: Iterable[TrainingConfig]) -> None:
     for training in trainings:
+        training.require_packages()
         for name in training.stats:
             lookup.TRAINER_STATS.require(name)

@@ -6,9 +6,10 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from joulelab import lookup
 from joulelab.runs.spec import RunSpec, Section
 
-Optimizer = Literal["adamw", "adafactor", "sgd"]
+Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "sgd"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 CompileMode = Literal["off", "default", "blocks", "reduce-overhead", "max-autotune"]
 
@@ -40,7 +41,8 @@ class TrainingConfig(Section):
     accumulate: int = Field(1, ge=1)
     """Micro-batches per optimizer step; the gradient is the mean over all their tokens or samples."""
     optimizer: Optimizer = "adamw"
-    """adamw (fused), adafactor (factored second moments, little memory) or sgd (with momentum)."""
+    """adamw (fused; 8 bytes of state per weight), adamw-8bit (2 bytes; needs joulelab[bitsandbytes]), adafactor
+    (factored second moments, almost none) or sgd (with momentum; 4 bytes)."""
     learning_rate: float = Field(5e-5, gt=0, allow_inf_nan=False)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -61,6 +63,12 @@ class TrainingConfig(Section):
     # numerics and devices
     precision: Precision = "fp32"
     """fp32; tf32 matrix products; or autocast to bf16 or fp16 (with loss scaling) over fp32 weights."""
+    weights: Literal["fp32", "bf16"] = "fp32"
+    """Dtype in which the trained weights and their gradients are stored. bf16 halves both and needs precision=bf16; the
+    optimizer still computes in fp32. The gradients of several micro-batches (`accumulate`) add up in this dtype."""
+    rounding: Literal["stochastic", "kahan"] = "stochastic"
+    """With weights=bf16, how an updated weight is rounded: up or down at random, so that its expected value is exact;
+    or to the nearest number, with the remainder kept for the next update (kahan; 2 more bytes per weight)."""
     compile: CompileMode = "off"
     """Mode of torch.compile; `blocks` compiles one layer of a deep model and reuses it for all, which starts faster."""
     activation_checkpointing: bool = False
@@ -99,6 +107,21 @@ class TrainingConfig(Section):
         if not any((self.epochs, self.max_steps, self.max_tokens, self.max_time_s, self.max_energy_j)):
             raise ValueError("training has no end: set epochs, max_steps, max_tokens, max_time_s or max_energy_j")
         return self
+
+    @model_validator(mode="after")
+    def _numerics_fit_together(self) -> Self:
+        if self.weights == "bf16" and self.precision != "bf16":
+            raise ValueError(f"weights=bf16 computes in bf16, but precision is {self.precision}; set precision=bf16")
+        if self.optimizer == "adamw-8bit" and self.parallel == "fsdp":
+            raise ValueError(
+                "optimizer=adamw-8bit with parallel=fsdp: quantized blocks of the optimizer's state cannot be divided "
+                "among ranks; use adafactor or adamw"
+            )
+        return self
+
+    def require_packages(self) -> None:
+        if self.optimizer == "adamw-8bit":
+            lookup.require_packages("optimizer=adamw-8bit", "bitsandbytes")
 
 
 class TrainingRunSpec(RunSpec):

@@ -19,10 +19,20 @@ from torch.utils.checkpoint import checkpoint
 
 from joulelab import clock
 from joulelab.errors import ConfigError
+from joulelab.train.bf16_weights import Bf16Updates
 from joulelab.train.config import TrainingConfig
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainingConfig) -> torch.optim.Optimizer:
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], config: TrainingConfig, rounding_seed: int = 0, shard: int = 0
+) -> torch.optim.Optimizer:
+    """The optimizer of the trained parameters. `rounding_seed` is the same on all ranks and `shard` the number of this
+    rank's part of a sharded model; both matter only to weights in bf16."""
+    optimizer = _plain_optimizer(parameters, config)
+    return optimizer if config.weights == "fp32" else Bf16Updates(optimizer, config.rounding, rounding_seed, shard)
+
+
+def _plain_optimizer(parameters: Iterable[nn.Parameter], config: TrainingConfig) -> torch.optim.Optimizer:
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         # Matrices decay, biases and norm gains (one dimension) do not: decay would pull a gain to 0
@@ -31,7 +41,18 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainingConfig) -
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     rate = config.learning_rate
+    if config.optimizer == "adamw-8bit":
+        import bitsandbytes
+
+        # Blocks of 256 numbers share one scale (Dettmers et al., 2022). Tensors below 4,096 elements
+        # keep 32-bit moments, which is bitsandbytes' default.
+        made: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(groups, lr=rate, betas=config.betas, eps=config.eps)
+        return made
     if config.optimizer == "adafactor":
+        if any(hasattr(parameter, "full_tensor") for parameter in trained):
+            from joulelab.train.sharding_fsdp import ShardedAdafactor  # torch.distributed, seconds to import
+
+            return ShardedAdafactor(groups, lr=rate)
         return torch.optim.Adafactor(groups, lr=rate)
     if config.optimizer == "sgd":
         return torch.optim.SGD(

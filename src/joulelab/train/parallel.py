@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from joulelab.errors import ConfigError
@@ -55,7 +55,8 @@ SINGLE_RANK = Ranks()
 
 
 def started_by_torchrun() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    """Also with one rank, which may resume a training of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 @contextmanager
@@ -65,7 +66,7 @@ def process_group() -> Iterator[Ranks]:
     try:
         yield ranks
     finally:
-        if ranks.world > 1:
+        if dist.is_initialized():
             dist.destroy_process_group()
 
 
@@ -84,8 +85,19 @@ def init_ranks() -> Ranks:
     return ranks
 
 
+def has_process_group() -> bool:
+    return bool(dist.is_available() and dist.is_initialized())
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor, without gradients; all ranks must call it. Other tensors are returned as they
+    are."""
+    full: Any = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full().detach()
+
+
 def parallel_mode(config: TrainingConfig, ranks: Ranks) -> str:
-    if config.parallel in ("ddp", "fsdp") and ranks.world == 1:
+    if config.parallel in ("ddp", "fsdp") and ranks.world == 1 and not has_process_group():
         raise ConfigError(
             f"parallel={config.parallel} requires several ranks but there is one",
             "start with torchrun --nproc-per-node N, or set parallel=auto",

@@ -1,4 +1,4 @@
-"""Sharded models (FSDP2) and their checkpoints. A separate module because its torch imports take seconds.
+"""Sharded models (FSDP2), their Adafactor and their checkpoints. Apart, because its torch imports take seconds.
 
 Checkpoints use torch.distributed.checkpoint: each rank writes its shards, and any number of ranks can read them. State
 that belongs to one rank, such as its random state, is stored next to it in one file per rank. torch writes `.metadata`
@@ -25,6 +25,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import zeros as dtensor_zeros
 
 from joulelab.errors import JoulelabError
 from joulelab.runs.artifacts import crc32, error_text
@@ -53,6 +55,76 @@ def gather_weights(model: nn.Module) -> dict[str, Tensor] | None:
         return None
     found = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+class ShardedAdafactor(torch.optim.Adafactor):
+    """torch's Adafactor over tensors that FSDP has sharded by their first dimension. torch's own step uses in-place
+    operations that sharded tensors do not have; the arithmetic is the same, with the sums taken over all ranks.
+
+    The row factors of a matrix are sharded like its rows; the column factors are the same on all ranks.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_shard(parameter, group)
+
+    def _step_shard(self, parameter: Any, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state.update(_empty_factors(parameter.grad))
+        state["step"] += 1
+        step, rate, dimensions = float(state["step"]), float(group["lr"]), parameter.dim()
+        weight, gradient = parameter.to_local(), parameter.grad.to_local()
+        small, least = group["eps"]
+        small = torch.finfo(weight.dtype).eps if small is None else small
+        renewed = step ** group["beta2_decay"]
+        sums = [weight.square().sum().view(1)]
+        if dimensions > 1:
+            rows, columns = state["row_var"].to_local(), state["col_var"].to_local()
+            rows.lerp_(gradient.square().mean(-1, keepdim=True), renewed)
+            column_squares = gradient.square().sum(-2, keepdim=True)
+            if dimensions == 2:  # the columns run over the shards
+                sums += [rows.sum().view(1), column_squares.flatten()]
+        # One message: the norm of the weights and, of a matrix, the sums over its rows.
+        total = torch.cat(sums)
+        process_group = parameter.device_mesh.get_group()
+        dist.all_reduce(total, group=process_group)
+        size = (total[0] / parameter.numel()).sqrt().clamp(min=least) * min(rate, step**-0.5)
+        if group["weight_decay"] != 0:
+            weight.mul_(1 - rate * group["weight_decay"])
+        if dimensions > 1:
+            height = parameter.shape[-2]
+            squares = total[2:].view_as(columns) if dimensions == 2 else column_squares
+            columns.lerp_(squares / height, renewed)
+            row_mean = total[1] / height if dimensions == 2 else rows.mean(-2, keepdim=True)
+            estimate = (rows @ columns) / row_mean.clamp(min=small)
+        else:
+            variance = state["variance"].to_local()
+            variance.lerp_(gradient.square(), renewed)
+            estimate = variance.clone()
+        update = estimate.clamp_(min=small * small).rsqrt_().mul_(gradient)
+        squared = update.square().sum()
+        dist.all_reduce(squared, group=process_group)
+        clipped = ((squared / parameter.numel()).sqrt() / group["d"]).clamp(min=1.0)
+        weight.sub_(update.mul_(size / clipped))
+
+
+def _empty_factors(gradient: Any) -> dict[str, Tensor]:
+    state = {"step": torch.tensor(0.0)}
+    if gradient.dim() < 2:
+        return {**state, "variance": torch.zeros_like(gradient)}
+    rows, columns = [*gradient.shape[:-1], 1], [*gradient.shape[:-2], 1, gradient.shape[-1]]
+    placements = {"row_var": gradient.placements, "col_var": gradient.placements}
+    if gradient.dim() == 2:
+        placements["col_var"] = [Replicate()]
+    for name, shape in {"row_var": rows, "col_var": columns}.items():
+        state[name] = dtensor_zeros(
+            shape, dtype=gradient.dtype, device_mesh=gradient.device_mesh, placements=placements[name]
+        )
+    return state
 
 
 _METADATA = ".metadata"

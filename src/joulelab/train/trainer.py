@@ -30,6 +30,7 @@ from joulelab import lookup
 from joulelab.data.batches import BatchSource, TrainingBatch
 from joulelab.errors import ConfigError, EndedBySignal, NonFiniteLoss
 from joulelab.train import parallel
+from joulelab.train.bf16_weights import cast_weights, require_castable
 from joulelab.train.budget import Budget, BudgetReading, EarlyStopping, Position
 from joulelab.train.checkpoint import Checkpoints, LoopState, ModelState
 from joulelab.train.config import TrainingConfig
@@ -387,6 +388,9 @@ class SimpleTrainer(Trainer[B]):
         self.parallel = parallel.parallel_mode(self.config, self.ranks)
         self.scaler: Any = None
         self.last_of_step = True
+        if self.config.weights == "bf16":
+            require_castable(self.trained)
+            cast_weights(self.trained, torch.bfloat16)
         if self.config.activation_checkpointing:
             checkpoint_activations(self.model)
         if self.parallel == "fsdp":
@@ -395,7 +399,16 @@ class SimpleTrainer(Trainer[B]):
             shard_modules(self.trained.values())
         self.wrapped_model = parallel.wrap_ddp(self.model, self.device) if self.parallel == "ddp" else self.model
         self._compute = self._compile_objective()
-        return make_optimizer(self.trained.parameters(), self.config)
+        shard = self.ranks.rank if self.parallel == "fsdp" else 0
+        return make_optimizer(self.trained.parameters(), self.config, self._rounding_seed(), shard)
+
+    def _rounding_seed(self) -> int:
+        """Drawn by the first rank, because replicas must round alike. Nothing is drawn for fp32 weights, so that their
+        trainings have the random numbers of earlier versions."""
+        if self.config.weights == "fp32":
+            return 0
+        own = int(torch.randint(2**31, ()))
+        return int(self.ranks.sum([own if self.ranks.is_first else 0])[0])
 
     def _compile_objective(self) -> Callable[[B], ObjectiveOutput]:
         """The objective applied to the model, compiled as configured: model and loss as one graph if the objective

@@ -24,7 +24,7 @@ from joulelab.train.checkpoint import CheckpointFolder, Checkpoints
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
 from joulelab.train.devices import is_out_of_memory
 from joulelab.train.optim import track_compilations
-from joulelab.train.parallel import SINGLE_RANK, Ranks
+from joulelab.train.parallel import SINGLE_RANK, Ranks, has_process_group
 from joulelab.train.stats.hooks import GuardedStats, MeterStats, StatsList, TrackerContext, load_tracker
 from joulelab.train.trainer import SimpleTrainer, StepPreparation, StepReport, TrainerCallbacks
 from joulelab.units import energy_text
@@ -162,8 +162,19 @@ class _Session:
 
     def _make_checkpoints(self) -> Checkpoints:
         folder = self.run.paths.checkpoints / self.job.stage
-        if self.job.ranks.world == 1:
+        if not has_process_group():
+            if any(folder.glob("step-*[0-9]/.metadata")):
+                raise ConfigError(
+                    f"the checkpoints of {self.job.stage} were written by several ranks",
+                    "resume under torchrun, with any number of ranks: torchrun --nproc-per-node 1 -m joulelab run "
+                    f"--resume {self.run.paths.run_id}",
+                )
             return CheckpointFolder(folder, self.job.config.keep_checkpoints)
+        if any(folder.glob("step-*.pt")):
+            raise ConfigError(
+                f"the checkpoints of {self.job.stage} were written by a single process",
+                f"resume without torchrun: joulelab run --resume {self.run.paths.run_id}",
+            )
         from joulelab.train.sharding_fsdp import ShardedCheckpoints  # torch.distributed, seconds to import
 
         return ShardedCheckpoints(folder, self.job.ranks, self.job.config.keep_checkpoints)
@@ -288,5 +299,5 @@ def _explain_out_of_memory(job: TrainingJob) -> Iterator[None]:
         raise OutOfMemory(
             f"{job.stage} does not fit into {memory} with micro-batches of {job.config.batch_size}",
             "lower batch_size and raise accumulate by the same factor (same gradient), or set precision=bf16, "
-            "activation_checkpointing=true or optimizer=adafactor",
+            "activation_checkpointing=true, weights=bf16 or optimizer=adafactor",
         ) from error

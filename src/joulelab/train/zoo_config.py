@@ -105,6 +105,7 @@ class TrainSpec(TrainingRunSpec):
 
     def require_packages(self) -> None:
         require_packages(self.request.entry)
+        self.training.require_packages()
 
     def checks(self) -> Iterator[Callable[[], object]]:
         request = self.request

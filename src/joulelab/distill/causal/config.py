@@ -57,6 +57,9 @@ SHAPES = {
     "30m": Shape(width=320, layers=10, heads=5, key_value_heads=5, inner_width=960),
     # Llama-3.2-1B's
     "1b": Shape(width=2048, layers=16, heads=32, key_value_heads=8, inner_width=8192),
+    # Llama-2-7B's and 13B's
+    "7b": Shape(width=4096, layers=32, heads=32, key_value_heads=32, inner_width=11008),
+    "13b": Shape(width=5120, layers=40, heads=40, key_value_heads=40, inner_width=13824),
     # Llama-3.1-8B's, for benchmarks with a large teacher
     "8b": Shape(width=4096, layers=32, heads=32, key_value_heads=8, inner_width=14336),
 }
@@ -473,7 +476,7 @@ class CausalStudent(Section):
     layers: tuple[int, ...] | None = None
     """Start from these layers of the teacher, counted from 0, with its embeddings and head."""
     size: str | None = None
-    """Start from random weights in this size: nano, 3m, 10m, 30m, 1b or 8b."""
+    """Start from random weights in this size: nano, 3m, 10m, 30m, 1b, 7b, 8b or 13b."""
     teacher_embeddings: bool = False
     """With `size`: start from the teacher's embeddings, projected to the student's width on their principal
     components."""
@@ -667,8 +670,11 @@ class CausalSpec(LanguageModelSpec):
             for name, instead in limits.items():
                 if getattr(training, name) is not None:
                     raise ValueError(f"set {instead} instead of {name} under training: it applies to all stages")
-            if training.parallel == "fsdp":
-                raise ValueError("parallel=fsdp is not supported: the loss reads the unsharded head; use ddp")
+            if training.parallel == "fsdp" and self.student.lora is not None:
+                raise ValueError(
+                    "parallel=fsdp with student.lora is not supported: adapters need little memory; use ddp, and "
+                    "training.weights=bf16 for the frozen weights"
+                )
         return self
 
     @property

@@ -28,7 +28,7 @@ from joulelab.data.chat.encoding import EncodedDocument, pad_id_of, write_docume
 from joulelab.data.splits import HashShares, split_of, text_id
 from joulelab.distill.causal.data import split_rows
 from joulelab.distill.causal.generators import SERVER_KEY, TeacherSource, server_energy_gap
-from joulelab.distill.causal.models import TEST, TRAIN, CausalContext, Split, load_student
+from joulelab.distill.causal.models import TEST, TRAIN, CausalContext, Split, load_student, weight_dtype
 from joulelab.distill.causal.teacher import (
     REPORT,
     StartingStudent,
@@ -86,6 +86,7 @@ from joulelab.runs.context import Stage
 from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.phases import ALL, Shard
 from joulelab.runs.record import Result
+from joulelab.train.bf16_weights import cast_weights
 from joulelab.zoo.pretrained import load_tokenizer, weights_identity
 
 JUDGE_STAGE = StageSpec("teacher.judge", "teacher", "judge")
@@ -448,7 +449,7 @@ def score_reference(context: CausalContext, pairs: Artifact, start: StartingStud
     spec, store = context.spec, PairStore.open(pairs.folder)
 
     def begin(folder: Path, shard: Shard, others: Sequence[Path]) -> RemainingWork:
-        model = load_student(start.source).float().to(context.device)
+        model = cast_weights(load_student(start.source), weight_dtype(spec.training)).to(context.device)
 
         def work(stage: Stage) -> None:
             write_reference(
@@ -465,7 +466,9 @@ def score_reference(context: CausalContext, pairs: Artifact, start: StartingStud
         text = "".join(path.read_text(encoding="utf-8") for path in logs)
         (folder / REFERENCE_FILE).write_text(text, encoding="utf-8")
 
-    inputs = {"precision": spec.training.precision, "shared_prompt": spec.preferences.shared_prompt}
+    # bf16 weights round differently; fp32 is not named, so that caches of earlier versions keep their key
+    halves = {"weights": "bf16"} if spec.training.weights == "bf16" else {}
+    inputs = {**halves, "precision": spec.training.precision, "shared_prompt": spec.preferences.shared_prompt}
     parents, batch_size = [pairs.bill, start.bill], spec.training.batch_size
     return context.runner.make_sharded(
         ShardedWork(

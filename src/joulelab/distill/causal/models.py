@@ -11,6 +11,8 @@ Shapes: B rows, T tokens, D hidden, V vocabulary.
 from __future__ import annotations
 
 import copy
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,12 +24,17 @@ from torch import Tensor, nn
 from joulelab.data.chat.encoding import DocumentStore, tokenizer_sha256, vocab_size_of
 from joulelab.data.chat.packing import PackedRows, pack
 from joulelab.data.chat.templates import read_template
-from joulelab.distill.causal.config import SHAPES, CausalSpec, CausalStudent, Lora, Shape
+from joulelab.distill.causal.config import SHAPES, STARTS_FROM_SFT, CausalSpec, CausalStudent, Lora, Shape
 from joulelab.distill.runner import Runner
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import Prompt
+from joulelab.runs import environment
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
+from joulelab.train.bf16_weights import cast_weights
+from joulelab.train.config import TrainingConfig
+from joulelab.train.memory import ModelSize, require_memory
+from joulelab.units import size_text
 from joulelab.zoo.pretrained import (
     causal_lm_config,
     import_transformers,
@@ -78,8 +85,18 @@ def expose_hidden_states(model: nn.Module) -> nn.Module:
     return model
 
 
+def weight_dtype(config: TrainingConfig) -> torch.dtype:
+    """Of the trained weights."""
+    return torch.bfloat16 if config.weights == "bf16" else torch.float32
+
+
 def lm_head_weight(model: nn.Module) -> Tensor:
-    """Weight [V, D] of the projection to the vocabulary, by reference."""
+    """Weight [V, D] of the projection to the vocabulary, by reference.
+
+    In a model that FSDP has sharded, it belongs to the root, which is whole from the start of a forward pass to the end
+    of the backward pass: a loss that reads it after the forward pass has all of it, and its gradient is averaged over
+    ranks with the others. At other times it is a shard.
+    """
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     weight: Tensor = head.weight
     return weight
@@ -121,6 +138,66 @@ def check_tokenizers(spec: CausalSpec) -> None:
         )
 
 
+def check_memory(spec: CausalSpec) -> None:
+    """Raise if weights, gradients and optimizer state of the student cannot fit into the device's memory."""
+    on_gpu = spec.device == "cuda" or (spec.device == "auto" and torch.cuda.is_available())
+    free_bytes = environment.free_gpu_bytes() if on_gpu else environment.free_memory_bytes()
+    if free_bytes is None:
+        return
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    for stage, training in (("student.train", spec.training), ("student.sft", spec.start)):
+        if training is not None and (stage == "student.train" or (spec.sft_first and spec.pipeline in STARTS_FROM_SFT)):
+            size = _training_size(spec, on_gpu)
+            require_memory(stage, size, training, free_bytes, world if training.parallel == "fsdp" else 1)
+
+
+def _training_size(spec: CausalSpec, on_gpu: bool) -> ModelSize:
+    """From the configurations, without any weight."""
+    student = spec.student
+    if student.size is not None:
+        words = vocab_size_of(load_tokenizer(spec.tokenizer))
+        with torch.device("meta"):
+            model = random_student(SHAPES[student.size], words, None, 0)
+    else:
+        model = _meta_model(student.model or spec.teacher.model, student.layers)
+    config, parameters = model.config, _count(model)
+    trained = parameters
+    if student.lora is not None:
+        targets = [part for name, part in model.named_modules() if name.rpartition(".")[2] in student.lora.targets]
+        trained = sum(student.lora.rank * sum(part.weight.shape) for part in targets if isinstance(part, nn.Linear))
+    beside, elsewhere = 0, ""
+    live = spec.pipeline == "on-policy" or (spec.pipeline == "kd" and spec.distill.teacher == "live")
+    if live and spec.teacher.server is None:
+        half = spec.teacher.precision == "bf16" or (spec.teacher.precision == "auto" and on_gpu)
+        beside += _count(_meta_model(spec.teacher.model)) * (2 if half else 4)
+        elsewhere = f"the teacher elsewhere, without its {size_text(beside)}: "
+        elsewhere += "teacher.server" if spec.pipeline == "on-policy" else "distill.teacher=cached"
+    if spec.pipeline == "on-policy":  # the copy that generates
+        beside += parameters * (2 if on_gpu and spec.training.precision in ("bf16", "fp16") else 4)
+    return ModelSize(
+        parameters=parameters + (trained if student.lora else 0), trained=trained,
+        layers=int(config.num_hidden_layers), width=int(config.hidden_size),
+        inner_width=int(getattr(config, "intermediate_size", 0) or 4 * config.hidden_size),
+        row_length=spec.data.row_length, vocabulary=int(config.vocab_size), chunk=spec.chunk, beside_bytes=beside,
+        beside_hint=elsewhere,
+    )  # fmt: skip
+
+
+def _meta_model(name: str, layers: tuple[int, ...] | None = None) -> Any:
+    config = causal_lm_config(name)
+    if layers is not None:
+        config = copy.deepcopy(config)
+        config.num_hidden_layers = len(layers)
+        if getattr(config, "layer_types", None):
+            config.layer_types = [config.layer_types[layer] for layer in layers]
+    with torch.device("meta"):
+        return import_transformers().AutoModelForCausalLM.from_config(config)
+
+
+def _count(model: nn.Module) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
 def _check_lora_targets(student: CausalStudent, teacher: str) -> None:
     """Raise if no layer gets an adapter; the layers' names are known from the configuration, without any weight."""
     assert student.lora is not None
@@ -153,9 +230,10 @@ def check_embedding_width(teacher_width: int, student_width: int) -> None:
 
 
 def make_student(config: CausalStudent, teacher: nn.Module | None, tokenizer: Any, seed: int) -> nn.Module:
-    """On the CPU, with `hidden_only`. `teacher` provides layers or embeddings, if the settings ask for them."""
+    """On the CPU, with `hidden_only`, in the dtype of its source. `teacher` provides layers or embeddings, if the
+    settings ask for them."""
     if config.model is not None:
-        return expose_hidden_states(load_causal_lm(config.model).float())
+        return expose_hidden_states(load_causal_lm(config.model))
     if config.layers is not None:
         assert teacher is not None
         return expose_hidden_states(take_layers(teacher, config.layers))
@@ -206,7 +284,7 @@ def take_layers(teacher: nn.Module, layers: tuple[int, ...]) -> nn.Module:
         student: Any = import_transformers().AutoModelForCausalLM.from_config(config)
     student.load_state_dict(_renumber_layers(teacher.state_dict(), prefix, layers))
     student.tie_weights()
-    result: nn.Module = student.float()
+    result: nn.Module = student
     return result
 
 
@@ -271,6 +349,17 @@ def add_lora(model: nn.Module, config: Lora, seed: int) -> LoraModel:
     except ValueError as error:
         raise ConfigError(f"adapters do not fit this student: {error}", "check student.lora.targets") from error
     return LoraModel(wrapped.get_base_model(), wrapped)
+
+
+def unsharded_model(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """A model of the same configuration with these weights, on the CPU, to be saved."""
+    with torch.device("meta"):
+        whole: Any = import_transformers().AutoModelForCausalLM.from_config(model.config)
+    missing = whole.load_state_dict(weights, strict=False, assign=True).missing_keys
+    whole.tie_weights()
+    assert not [name for name, weight in whole.named_parameters() if weight.is_meta], missing
+    result: nn.Module = whole
+    return result
 
 
 def save_student(model: nn.Module, tokenizer: Any, folder: Path, state_file: bool) -> None:
@@ -341,7 +430,7 @@ class CausalContext:
         the teacher replaces it, because both may not fit into memory."""
         if name not in self._loaded:
             self.release_teacher()
-            model: nn.Module = load_causal_lm(name).to(self.device, self.teacher_precision)
+            model = cast_weights(load_causal_lm(name), self.teacher_precision).to(self.device)
             self._loaded[name] = expose_hidden_states(model.eval().requires_grad_(False))
         return self._loaded[name]
 

@@ -61,6 +61,7 @@ from joulelab.infer.generation.completions import (
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.runs.paths import read_json, write_json
 from joulelab.train.budget import Position
+from joulelab.train.parallel import gathered
 from joulelab.train.training_session import StageOpener
 
 GENERATE, SCORE = ("student.generate", "student", "generate"), ("teacher.score", "teacher", "score")
@@ -138,20 +139,22 @@ class StudentCopy:
         halves = {"bf16": torch.bfloat16, "fp16": torch.float16} if device.type == "cuda" else {}
         dtype = halves.get(setup.config.precision, torch.float32)
         # Each weight is cast while it is copied: a second model in float32 may not fit into memory.
-        self._source = list(setup.model.parameters())
+        self._source = setup.model
+        weights = list(setup.model.parameters())
         copies = {
-            id(weight): nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
-            for weight in self._source
+            id(weight): nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False) for weight in weights
         }
         self.model: nn.Module = copy.deepcopy(setup.model, dict(copies)).eval()
         if setup.attention.by_bounds:
             self.model.set_attn_implementation("sdpa")  # type: ignore[operator]
-        self._copies = [copies[id(weight)] for weight in self._source]
+        self._copies = [copies[id(weight)] for weight in weights]
 
     @torch.no_grad()
     def synchronize(self) -> None:
-        for copied, weight in zip(self._copies, self._source, strict=True):
-            copied.copy_(weight)
+        """All ranks together: the weights of a sharded student are gathered, one at a time."""
+        # Listed anew: FSDP replaces the parameters of the model by shards after this copy was made.
+        for copied, weight in zip(self._copies, self._source.parameters(), strict=True):
+            copied.copy_(gathered(weight))
 
     @torch.no_grad()
     def log_probabilities(self, batch: CausalBatch, words: int, chunk: int) -> Tensor:
@@ -281,7 +284,8 @@ class Rollouts:
                 found += [(request, known[key]) for request, key in zip(some, keys, strict=True)]
             else:
                 missing.append((settings, some))
-        if missing:
+        # A rank whose completions are complete takes part: the others need its shard of the weights and its counts.
+        if self._ranks.sum([float(bool(missing))])[0]:
             found += self._generate(number, identity, missing)
         for request, answers in found:
             documents[request.micro_batch] += [self._document(request.prompt, answer) for answer in answers]

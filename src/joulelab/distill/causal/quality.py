@@ -30,6 +30,7 @@ from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import Result
 from joulelab.stats import wilson
 from joulelab.train.optim import float32_matmul_precision
+from joulelab.train.parallel import gathered
 from joulelab.train.training_session import EvaluationPoint
 
 ANSWERS, HARNESS = "answers.json", "harness.json"
@@ -193,7 +194,7 @@ def _held_out(context: CausalContext, model: nn.Module, rows: PackedRows, precis
         return model(**attention.inputs(batch), hidden_only=True)
 
     return held_out_tokens(
-        model, hidden_of, lm_head_weight(model).detach(), rows,
+        model, hidden_of, gathered(lm_head_weight(model)).detach(), rows,
         batch_size=context.spec.eval_batch_size, chunk=context.spec.chunk, device=context.device, precision=precision,
         words=context.vocabulary, tick=lambda batch: context.run.stop.check(),
     )  # fmt: skip

@@ -28,7 +28,14 @@ from joulelab.distill.causal.generated_data import (
     synthetic_documents,
 )
 from joulelab.distill.causal.generators import SERVER_KEY, TeacherSource, refuse_ranks
-from joulelab.distill.causal.models import TRAIN, CausalContext, check_models, check_tokenizers, load_student
+from joulelab.distill.causal.models import (
+    TRAIN,
+    CausalContext,
+    check_memory,
+    check_models,
+    check_tokenizers,
+    load_student,
+)
 from joulelab.distill.causal.objective import (
     StudentSetup,
     TrainingData,
@@ -100,6 +107,8 @@ def model_checks(spec: CausalSpec) -> Iterator[Callable[[], object]]:
     """What the models' configurations, tokenizers and test questions tell, before a run starts."""
     yield lambda: check_models(spec)
     yield lambda: check_tokenizers(spec)
+    if spec.until == "train":
+        yield lambda: check_memory(spec)
     yield lambda: check_chat_parts(spec)
     yield lambda: check_own_pairs(spec)
     if spec.until in ("teacher", "train"):

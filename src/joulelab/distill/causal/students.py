@@ -12,17 +12,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from joulelab.data.chat.packing import use_packed_attention
 from joulelab.distill.causal.config import CausalSpec, CausalTraining
-from joulelab.distill.causal.models import CausalContext, LoraModel, add_lora, load_student, make_student, save_student
+from joulelab.distill.causal.models import (
+    CausalContext,
+    LoraModel,
+    add_lora,
+    load_student,
+    make_student,
+    save_student,
+    unsharded_model,
+    weight_dtype,
+)
 from joulelab.distill.causal.objective import StudentSetup, TrainingData
 from joulelab.distill.causal.teacher import StartingStudent
 from joulelab.errors import ConfigError
 from joulelab.runs.artifacts import Ancestor, Artifact, Bill, ancestry_of
 from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import StageRole, components_of, kinds_of
+from joulelab.train.bf16_weights import cast_weights
+from joulelab.train.parallel import has_process_group
 from joulelab.train.training_session import EvaluationPoint, TrainingJob
 from joulelab.units import energy_text
 from joulelab.zoo.pretrained import load_causal_lm
@@ -71,7 +83,7 @@ def train_student(context: CausalContext, training: StudentTraining) -> Artifact
 
     def make(folder: Path) -> None:
         context.release_teacher()
-        model = _initial_model(context, training.start)
+        model = _initial_model(context, training.start, weight_dtype(training.config))
         lora = add_lora(model, spec.student.lora, spec.seed) if spec.student.lora else None
         model = (lora.model if lora else model).to(context.device)
         setup = StudentSetup(model, use_packed_attention(model), training.budget.limit(training.config))
@@ -111,13 +123,14 @@ def _initial_weight_bills(context: CausalContext, start: StartingStudent | None)
     return []
 
 
-def _initial_model(context: CausalContext, start: StartingStudent | None) -> nn.Module:
+def _initial_model(context: CausalContext, start: StartingStudent | None, dtype: torch.dtype) -> nn.Module:
+    """In the dtype of the training already: a float32 copy of a large student may not fit into memory."""
     if start is not None:
-        return load_student(start.source).float()
+        return cast_weights(load_student(start.source), dtype)
     student = context.spec.student
     needs_teacher = student.layers or student.teacher_embeddings
     teacher = load_causal_lm(context.spec.teacher.model) if needs_teacher else None
-    return make_student(student, teacher, context.tokenizer, context.spec.seed)
+    return cast_weights(make_student(student, teacher, context.tokenizer, context.spec.seed), dtype)
 
 
 def _train(context: CausalContext, training: StudentTraining, setup: StudentSetup, folder: Path) -> None:
@@ -156,14 +169,37 @@ def _report_passes(context: CausalContext, stage: str, passes: float) -> None:
 
 
 def _save(context: CausalContext, lora: LoraModel | None, model: nn.Module, folder: Path) -> None:
+    state_file = context.spec.pipeline in ("kd", "self")
+    weights = _gathered_weights(context, model)
+    if weights is not None:
+        _save_sharded(context, model, weights, folder, state_file)
+        return
     if lora is not None:
         lora.wrapped.save_pretrained(str(folder / "adapter"))
-    save_student(
-        lora.merged() if lora else model,
-        context.tokenizer,
-        folder,
-        state_file=context.spec.pipeline in ("kd", "self"),
-    )
+    save_student(lora.merged() if lora else model, context.tokenizer, folder, state_file)
+
+
+def _gathered_weights(context: CausalContext, model: nn.Module) -> dict[str, Tensor] | None:
+    """All weights of a sharded student, on the first rank; None for a student that is not sharded."""
+    if context.runner.ranks.world == 1 and not has_process_group():
+        return None
+    from joulelab.train.sharding_fsdp import gather_weights  # torch.distributed, seconds to import
+
+    return gather_weights(model)
+
+
+def _save_sharded(
+    context: CausalContext, model: nn.Module, weights: dict[str, Tensor], folder: Path, state_file: bool
+) -> None:
+    """The first rank has the weights and writes them; the others refer to its files, instead of one copy each."""
+    ranks = context.runner.ranks
+    if ranks.is_first:
+        save_student(unsharded_model(model, weights), context.tokenizer, folder, state_file)
+    ranks.barrier()
+    if not ranks.is_first:
+        for file in (context.run.paths.artifacts / folder.name).iterdir():
+            if not (folder / file.name).exists():
+                (folder / file.name).symlink_to(file.resolve())
 
 
 # budget

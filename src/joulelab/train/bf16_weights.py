@@ -1,0 +1,155 @@
+"""Weights that are stored and trained in bfloat16, without the float32 copy that mixed precision keeps.
+
+bfloat16 has 8 significant bits: an update below 1/512 of a weight vanishes when the sum is rounded to the nearest
+number, and a training with a small learning rate stops. Two remedies, both over any optimizer:
+
+    stochastic   round up with the probability of the distance to the lower neighbor. The expected weight is the exact
+                 one (Gupta et al., 2015), and no further memory is needed.
+    kahan        round to the nearest number and keep what was lost in a second bfloat16 tensor, which is added to the
+                 weight before the next update (Kahan, 1965; Zamirai et al., 2020, for bfloat16). 2 more bytes a weight.
+
+`Bf16Updates` steps another optimizer on float32 copies of some weights at a time, so that the arithmetic of the update
+and the optimizer's own state are those of a float32 training.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from joulelab.errors import ConfigError
+
+COMPENSATION = "compensation"
+"""Key of the optimizer's state: what rounding has removed from a weight."""
+_SEED, _STEP = "rounding_seed", "rounding_step"
+# Elements whose float32 copies exist at a time: large enough for one kernel to be efficient, 0.4 GB with the gradients
+# and random bits.
+_BUCKET = 2**25
+
+
+def cast_weights(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast the parameters in place, and no buffers: `module.to(dtype)` would round the frequencies of rotary embeddings
+    too, which moves the angle of position 1,000 by whole radians."""
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    return module
+
+
+def require_castable(module: nn.Module) -> None:
+    """Raise for layers that torch does not compute with bfloat16 weights and float32 statistics."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise ConfigError(
+                f"weights=bf16: {type(module).__name__} has batch normalization, whose running statistics are float32",
+                "set weights=fp32; precision=bf16 computes its products in bf16 all the same",
+            )
+
+
+@torch.no_grad()
+def copy_stochastically_(target: Tensor, source: Tensor, generator: torch.Generator) -> None:
+    """Round float32 numbers to bfloat16, up or down with the probability that makes the expected value exact."""
+    # A bfloat16 number is the upper half of a float32 one. Adding 16 random bits to the lower half carries into the
+    # upper half with the probability lower half / 2^16, which is the distance to the lower neighbor.
+    bits = source.contiguous().view(torch.int32)
+    noise = torch.randint(0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
+    rounded = noise.add_(bits).bitwise_and_(-(1 << 16)).view(torch.float32)
+    # Not for infinity and NaN, which the noise could turn into one another or into numbers.
+    target.copy_(torch.where(source.isfinite(), rounded, source))
+
+
+class Bf16Updates(torch.optim.Optimizer):
+    """An optimizer over bfloat16 weights whose updates are computed in float32 and rounded as configured.
+
+    Random bits depend on a seed, the number of the step and the shard only, and both are in the state: replicas of a
+    model stay equal, and a resumed training rounds as the interrupted one would have.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer, rounding: str, seed: int, shard: int = 0) -> None:
+        """`inner` was made with these weights; it is used as a function and keeps no state. `shard` numbers the part
+        of a sharded model that this process holds; 0 for replicas."""
+        super().__init__([{**group, _SEED: seed, _STEP: 0} for group in inner.param_groups], inner.defaults)
+        self._inner, self._rounding, self._shard = inner, rounding, shard
+        self._inner.param_groups, self._inner.state = [], defaultdict(dict)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for number, group in enumerate(self.param_groups):
+            generators: dict[torch.device, torch.Generator] = {}
+            for bucket in _buckets([weight for weight in group["params"] if weight.grad is not None]):
+                device = bucket[0].device
+                if device not in generators:
+                    entropy = [group[_SEED], group[_STEP], self._shard, number]
+                    seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 1
+                    generators[device] = torch.Generator(device).manual_seed(seed)
+                self._step_bucket(group, bucket, generators[device])
+            group[_STEP] += 1
+
+    def _step_bucket(self, group: dict[str, Any], weights: Sequence[Tensor], generator: torch.Generator) -> None:
+        copies = [self._copy(weight) for weight in weights]
+        states = [
+            {key: value for key, value in self.state[weight].items() if key != COMPENSATION} for weight in weights
+        ]
+        inner = self._inner
+        inner.param_groups = [{**group, "params": copies}]
+        inner.state = defaultdict(dict, zip(copies, states, strict=True))
+        inner.step()
+        for weight, copy in zip(weights, copies, strict=True):
+            self.state[weight].update(inner.state[copy])
+            if copy is not weight:
+                self._write(weight, copy, generator)
+        inner.param_groups, inner.state = [], defaultdict(dict)  # frees the copies
+
+    def _copy(self, weight: Tensor) -> Tensor:
+        """In float32, with what earlier roundings have removed."""
+        if weight.dtype != torch.bfloat16:
+            return weight
+        copy, lost = weight.detach().float(), self.state[weight].get(COMPENSATION)
+        if lost is not None:
+            copy += lost
+        assert weight.grad is not None
+        copy.grad = weight.grad.float()
+        return copy
+
+    def _write(self, weight: Tensor, copy: Tensor, generator: torch.Generator) -> None:
+        if self._rounding == "kahan":
+            weight.copy_(copy)
+            self.state[weight][COMPENSATION] = copy.sub_(weight).to(weight.dtype)
+        else:
+            copy_stochastically_(_local(weight), _local(copy), generator)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """torch casts an optimizer's state to the dtype of the weights, which would round the moments to bfloat16."""
+        super().load_state_dict(state_dict)
+        names = [name for group in state_dict["param_groups"] for name in group["params"]]
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        for name, weight in zip(names, weights, strict=True):
+            for key, value in state_dict["state"].get(name, {}).items():
+                if isinstance(value, Tensor) and key != "step":  # torch knows the device of the step count
+                    self.state[weight][key] = value.to(weight.device)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a sharded tensor."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
+def _buckets(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Consecutive weights on one device, few enough that their float32 copies are small; a larger one is alone."""
+    bucket: list[Tensor] = []
+    elements = 0
+    for weight in weights:
+        count = _local(weight).numel()
+        if bucket and (elements + count > _BUCKET or weight.device != bucket[0].device):
+            yield bucket
+            bucket, elements = [], 0
+        bucket.append(weight)
+        elements += count
+    if bucket:
+        yield bucket

@@ -1,0 +1,115 @@
+"""Memory that a training needs at least, from sizes and settings, and the settings with which it would fit.
+
+The state is known exactly: weights, gradients and what the optimizer keeps of each weight. Activations are a lower
+bound: the tensors that every implementation of a transformer layer saves for its backward pass. A training is refused
+only if the lower bound does not fit, because then the first step would fail after the model was loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from joulelab.errors import ConfigError
+from joulelab.train.config import TrainingConfig
+from joulelab.units import size_text
+
+# Bytes of optimizer state per trained weight: two float32 moments, two bytes, factors of rows and columns (a few
+# thousandths), one float32 momentum.
+_STATE_BYTES = {"adamw": 8, "adamw-8bit": 2, "adafactor": 0, "sgd": 4}
+_MARGIN = 0.9
+"""Share of the free memory that a suggested setting may need at least: real use is above the lower bound."""
+_RANKS = (2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What the memory of a training depends on."""
+
+    parameters: int
+    trained: int
+    """Of them; fewer than all with adapters."""
+    layers: int
+    width: int
+    inner_width: int
+    row_length: int
+    """Tokens of a row."""
+    vocabulary: int
+    chunk: int
+    """Tokens whose logits exist at a time."""
+    beside_bytes: int = 0
+    """Other models on the device: a live teacher, a copy that generates."""
+    beside_hint: str = ""
+    """How to have them elsewhere."""
+
+
+def training_bytes(size: ModelSize, config: TrainingConfig, ranks: int = 1) -> dict[str, int]:
+    """Bytes on each device, by what they are for. `ranks` shard weights, gradients and state."""
+    each = 2 if config.weights == "bf16" else 4
+    kept = 2 if config.weights == "bf16" and config.rounding == "kahan" else 0
+    computed = 4 if config.precision in ("fp32", "tf32") else 2
+    tokens = config.batch_size * size.row_length
+    # Checkpointing keeps the input of each layer. Otherwise a layer keeps at least the inputs of its seven products
+    # and two norms, queries, keys and values, and the two factors of its gated feed-forward part.
+    per_layer = size.width if config.activation_checkpointing else 8 * size.width + 3 * size.inner_width
+    saved = tokens * per_layer * size.layers * computed
+    head = size.vocabulary * size.width * 4 + min(size.chunk, tokens) * size.vocabulary * 4
+    parts = {
+        "weights": size.parameters * each // ranks,
+        "gradients": size.trained * each // ranks,
+        f"{config.optimizer} state": size.trained * (_STATE_BYTES[config.optimizer] + kept) // ranks,
+        "activations": saved + head,
+        "other models": size.beside_bytes,
+    }
+    return {name: amount for name, amount in parts.items() if amount}
+
+
+def require_memory(stage: str, size: ModelSize, config: TrainingConfig, free_bytes: int, ranks: int = 1) -> None:
+    """Raise ConfigError, with settings that fit, if the training needs more than `free_bytes` of a device."""
+    parts = training_bytes(size, config, ranks)
+    needed = sum(parts.values())
+    if needed <= free_bytes:
+        return
+    listed = ", ".join(f"{name} {size_text(amount)}" for name, amount in parts.items())
+    shared = f" on each of {ranks} ranks" if ranks > 1 else ""
+    raise ConfigError(
+        f"{stage}: training {size.trained / 1e9:.1f} billion weights needs at least {size_text(needed)}{shared} "
+        f"({listed}), but {size_text(free_bytes)} is free",
+        _hint(size, config, _MARGIN * free_bytes, ranks),
+    )
+
+
+def _hint(size: ModelSize, config: TrainingConfig, free_bytes: float, ranks: int) -> str:
+    ways = [f"{text} ({size_text(amount)})" for text, amount in _fitting(size, config, free_bytes, ranks)][:3]
+    for more in (count for count in _RANKS if count > ranks):
+        amount = sum(training_bytes(size, config, more).values())
+        if amount <= free_bytes and config.optimizer != "adamw-8bit":
+            ways.append(f"training.parallel=fsdp on {more} GPUs ({size_text(amount)} each)")
+            break
+    ways += [size.beside_hint] if size.beside_hint else []
+    if not ways:
+        return "no setting fits: use a smaller student, adapters (student.lora), or a smaller training.batch_size"
+    return f"settings that fit: {'; or '.join(ways)}"
+
+
+def _fitting(size: ModelSize, config: TrainingConfig, free_bytes: float, ranks: int) -> Iterator[tuple[str, int]]:
+    """Changes of settings with which the training fits, those with the fewest changes first."""
+    optimizers = ("adamw-8bit", "adafactor") if config.parallel != "fsdp" else ("adafactor",)
+    choices: Sequence[Mapping[str, Any]] = [
+        {**weights, **optimizer, **activations}
+        for weights, optimizer, activations in product(
+            ({}, {"weights": "bf16", "precision": "bf16"}),
+            ({}, *({"optimizer": name} for name in optimizers)),
+            ({}, {"activation_checkpointing": True}),
+        )
+    ]
+    changes = [{key: value for key, value in one.items() if getattr(config, key) != value} for one in choices]
+    unique = {tuple(sorted(one.items())): one for one in changes if one}
+    fitting: list[Mapping[str, Any]] = []
+    for change in sorted(unique.values(), key=len):
+        amount = sum(training_bytes(size, config.model_copy(update=change), ranks).values())
+        if amount <= free_bytes and not any(other.items() <= change.items() for other in fitting):
+            fitting.append(change)
+            yield " ".join(f"training.{key}={str(value).lower()}" for key, value in change.items()), amount

@@ -1,0 +1,111 @@
+"""Checks and numerics of students that are too large for float32 weights and AdamW."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from joulelab.distill.causal.models import check_memory
+from joulelab.errors import ConfigError
+from joulelab.runs import environment
+from joulelab.runs.execute import execute
+from joulelab.runs.spec import check, read_experiment
+from joulelab.zoo.pretrained import load_causal_lm
+
+BF16 = {"weights": "bf16", "precision": "bf16"}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """The configuration of a model with 13 billion weights, without any of them."""
+    folder = tmp_path_factory.mktemp("13b")
+    transformers.Olmo2Config(
+        hidden_size=5120, intermediate_size=13_824, num_hidden_layers=40, num_attention_heads=40, vocab_size=100_352,
+        architectures=["Olmo2ForCausalLM"],
+    ).save_pretrained(folder)  # fmt: skip
+    return str(folder)
+
+
+def spec_of(lab, large, pipeline="sft", **training):
+    changes = {"training": {"activation_checkpointing": True, "batch_size": 4, **training}}
+    if pipeline == "on-policy":
+        changes |= {"generation": {"prompt_tokens": 18}, "teacher": {"model": large, "precision": "bf16"}}
+    return check(lab.settings(pipeline, student={"model": large, "size": None}, **changes))
+
+
+def test_13b_with_adamw_is_refused_before_the_run_starts_and_bf16_weights_fit(lab, large, monkeypatch):
+    monkeypatch.setattr(environment, "free_memory_bytes", lambda: 141 * 10**9)
+    with pytest.raises(ConfigError, match=r"student.train: training 13.7 billion weights needs at least 22\d GB") as no:
+        check_memory(spec_of(lab, large))
+    assert "training.weights=bf16" in no.value.hint and "training.optimizer=adafactor" in no.value.hint
+    check_memory(spec_of(lab, large, optimizer="adafactor", **BF16))
+
+
+def test_a_live_teacher_and_the_copy_that_generates_are_counted(lab, large, monkeypatch):
+    monkeypatch.setattr(environment, "free_memory_bytes", lambda: 100 * 10**9)
+    check_memory(spec_of(lab, large, optimizer="adafactor", **BF16))
+    with pytest.raises(ConfigError, match=r"other models 8\d.\d GB") as refused:
+        check_memory(spec_of(lab, large, "on-policy", optimizer="adafactor", **BF16))
+    assert "the teacher elsewhere, without its 27.4 GB: teacher.server" in refused.value.hint
+
+
+def test_the_shipped_sizes_have_one_recipe():
+    """A comparison of sizes must not compare adapters with full training, or other settings, at the same time."""
+    for method in ("sft", "kd", "synthetic", "dpo", "self", "on-policy"):
+        found = []
+        for size in ("1b", "7b", "13b"):
+            settings = read_experiment(f"{method}-32b-to-{size}")
+            student = settings["student"]
+            assert set(student) == {"model"}, "all weights are trained"
+            # the weights of the loss and the decoding of the teacher are published for each size
+            recipe = ("training", "start", "budget", "data")
+            found.append({key: settings.get(key) for key in recipe})
+        assert found[0] == found[1] == found[2]
+        assert found[0]["training"]["weights"] == "bf16"
+
+
+@pytest.mark.parametrize("pipeline", ["sft", "dpo"])
+def test_a_student_with_bf16_weights_is_trained_saved_in_bf16_and_near_the_fp32_one(lab, tmp_path, pipeline):
+    whole, _ = lab.run(tmp_path / "fp32", pipeline, training={"precision": "bf16"})
+    half, paths = lab.run(tmp_path / "bf16", pipeline, training=BF16)
+    assert half.results["student.clm_loss"].value == pytest.approx(whole.results["student.clm_loss"].value, rel=0.05)
+    name = "final_policy" if pipeline == "dpo" else "final_model"
+    saved = load_causal_lm(str(paths.artifacts / name))
+    assert {weight.dtype for weight in saved.parameters()} == {torch.bfloat16}
+    if pipeline == "dpo":  # policy and reference are rounded alike: the first margin is 0 and the loss ln 2
+        lines = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
+        first = next(line for line in lines if line.get("stage") == "student.train" and "loss.margin" in line)
+        assert first["loss.margin"] == pytest.approx(0.0, abs=0.2)
+
+
+def test_a_killed_training_with_bf16_weights_continues_bit_for_bit(lab, tmp_path):
+    settings = {**BF16, "rounding": "kahan", "optimizer": "adafactor", "checkpoint_every_steps": 2}
+    whole, _ = lab.run(tmp_path / "whole", "sft", training=settings)
+    paths = lab.paths(tmp_path / "cut", "sft", training=settings)
+
+    class Killed(BaseException):
+        pass
+
+    class Progress(type(lab.listening)):
+        def advance(self, step=0, text=""):
+            if step == 5:
+                raise Killed
+
+    with pytest.raises(Killed):
+        execute(paths, Progress())
+    rest = execute(paths, lab.listening)
+    assert rest.results["student.clm_loss"].value == whole.results["student.clm_loss"].value
+
+
+def test_rotary_frequencies_of_a_bf16_teacher_stay_float32(lab):
+    """`model.to(bfloat16)` rounds them to 8 bits, which moves the angle of far positions by whole radians."""
+    from types import SimpleNamespace
+
+    from joulelab.distill.causal.models import CausalContext
+
+    spec = SimpleNamespace(teacher=SimpleNamespace(model=str(lab.teacher), precision="bf16"))
+    context = CausalContext(SimpleNamespace(spec=spec, device=torch.device("cpu")))
+    teacher = context.load_teacher()
+    assert next(teacher.parameters()).dtype == torch.bfloat16
+    assert teacher.model.rotary_emb.inv_freq.dtype == torch.float32

@@ -1,0 +1,184 @@
+"""Weights in bf16 learn what weights in fp32 learn, and a resumed training continues bit for bit."""
+
+import copy
+
+import pytest
+import torch
+from pydantic import ValidationError
+from ragged_language import Language, language_trainer
+from torch import nn
+
+from joulelab.errors import ConfigError
+from joulelab.train.bf16_weights import COMPENSATION, Bf16Updates, cast_weights, copy_stochastically_, require_castable
+from joulelab.train.checkpoint import CheckpointFolder
+from joulelab.train.config import TrainingConfig
+from joulelab.train.optim import make_optimizer
+from joulelab.train.trainer import TrainerCallbacks
+
+BF16 = {"weights": "bf16", "precision": "bf16"}
+PLAIN_SGD = {"optimizer": "sgd", "betas": (0.0, 0.9), "weight_decay": 0, **BF16}
+OPTIMIZERS = ["adamw", "adamw-8bit", "adafactor", "sgd"]
+
+
+def test_stochastic_rounding_has_the_exact_value_on_average_and_keeps_representable_numbers():
+    exact = torch.tensor([1.0 + 2**-10, -3.1415927, 1e-30, 0.0])
+    generator = torch.Generator().manual_seed(0)
+    rounded = torch.empty(20_000, 4, dtype=torch.bfloat16)
+    copy_stochastically_(rounded, exact.expand(20_000, 4), generator)
+    neighbors = [set(column.tolist()) for column in rounded.T]
+    assert [len(values) for values in neighbors] == [2, 2, 2, 1]
+    # the mean of 20,000 draws between two neighbors 2^-7 apart: a standard error below 2.8e-5 of the value
+    torch.testing.assert_close(rounded.double().mean(0), exact.double(), rtol=2e-4, atol=0)
+    special = torch.tensor([float("inf"), float("-inf"), float("nan")])
+    kept = torch.empty(3, dtype=torch.bfloat16)
+    copy_stochastically_(kept, special, generator)
+    assert kept[0] == float("inf") and kept[1] == -float("inf") and kept[2].isnan()
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
+def test_updates_below_the_resolution_of_bf16_are_not_lost(rounding):
+    """Each update is 1/5,000 of the weight. Rounded to the nearest bf16 number it would never be seen."""
+    weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+    config = TrainingConfig(learning_rate=2e-4, rounding=rounding, **PLAIN_SGD)
+    optimizer = make_optimizer([weight], config)
+    for _ in range(500):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    assert float(weight.detach().float().mean()) == pytest.approx(0.9, abs=0.004)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
+def test_the_loss_follows_that_of_fp32_weights(optimizer, rounding):
+    def last_loss(**settings):
+        losses = []
+        around = TrainerCallbacks(on_log=lambda report: losses.append(report.loss))
+        rate = {"sgd": 0.1, "adafactor": 0.05}.get(optimizer, 0.01)
+        common = {"max_steps": 20, "log_every_steps": 20, "optimizer": optimizer, "learning_rate": rate}
+        language_trainer(8, around, **{**common, **settings}).train()
+        return losses[-1]
+
+    whole = last_loss(precision="bf16")
+    assert last_loss(**BF16, rounding=rounding) == pytest.approx(whole, rel=0.01)
+
+
+def test_weights_and_gradients_are_bf16_and_the_moments_fp32():
+    trainer = language_trainer(8, max_steps=2, optimizer="adamw", **BF16)
+    seen = set()
+    for parameter in trainer.trained.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda weight: seen.add(weight.grad.dtype))
+    trainer.train()
+    assert {weight.dtype for weight in trainer.model.parameters()} == seen == {torch.bfloat16}
+    moments = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    assert {value.dtype for value in moments} == {torch.float32}
+
+
+def test_kahan_keeps_16_bits_of_a_weight():
+    """Two bf16 numbers with 8 bits each: the sum of weight and remainder is a float32 number up to 2^-17 of it."""
+    weight = nn.Parameter(torch.randn(1000).bfloat16())
+    expected = weight.detach().float()
+    config = TrainingConfig(learning_rate=1e-3, rounding="kahan", **PLAIN_SGD)
+    optimizer = make_optimizer([weight], config)
+    weight.grad = torch.randn(1000).bfloat16()
+    expected -= 1e-3 * weight.grad.float()
+    optimizer.step()
+    both = weight.detach().float() + optimizer.state[weight][COMPENSATION].float()
+    torch.testing.assert_close(both, expected, rtol=2**-16, atol=1e-9)
+    assert (weight.detach().float() - expected).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_resumed_training_has_the_same_bits(tmp_path, optimizer, rounding):
+    settings = {
+        "optimizer": optimizer,
+        "learning_rate": 0.01,
+        "rounding": rounding,
+        "dropout": 0.2,
+        "max_steps": 6,
+        **BF16,
+    }
+    whole = language_trainer(8, **settings)
+    whole.train()
+    first = language_trainer(8, TrainerCallbacks(checkpoints=CheckpointFolder(tmp_path)), **settings)
+    for _ in range(3):
+        first.step()
+    first.save(wait=True)
+    torch.manual_seed(99)  # another process would have other random numbers
+    rest = language_trainer(8, TrainerCallbacks(checkpoints=CheckpointFolder(tmp_path)), **settings)
+    rest.train()
+    assert rest.position == whole.position
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, rest.model.state_dict()[name]), name
+    for own, other in zip(whole.optimizer.state.values(), rest.optimizer.state.values(), strict=True):
+        assert own.keys() == other.keys()
+        assert (COMPENSATION in own) == (rounding == "kahan")
+        for key, value in own.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(other[key])), key
+
+
+@pytest.mark.parametrize("weights", [{}, BF16])
+def test_8_bit_adamw_stores_its_moments_in_a_byte_and_reads_them_back(weights):
+    """bitsandbytes quantizes tensors of at least 4,096 elements; those of the other tests are smaller."""
+    dtype = torch.bfloat16 if weights else torch.float32
+
+    def made():
+        weight = nn.Parameter(torch.linspace(-1, 1, 8192).view(64, 128).to(dtype))
+        return weight, make_optimizer([weight], TrainingConfig(optimizer="adamw-8bit", learning_rate=0.01, **weights))
+
+    def step(weight, optimizer, number):
+        weight.grad = torch.randn(64, 128, generator=torch.Generator().manual_seed(number)).to(dtype)
+        optimizer.step()
+
+    whole, optimizer = made()
+    for number in range(4):
+        step(whole, optimizer, number)
+        if number == 1:
+            saved = copy.deepcopy((whole.detach(), optimizer.state_dict()))
+    assert {optimizer.state[whole][name].dtype for name in ("state1", "state2")} == {torch.uint8}
+    resumed, other = made()
+    resumed.data.copy_(saved[0])
+    other.load_state_dict(saved[1])
+    for number in (2, 3):
+        step(resumed, other, number)
+    assert torch.equal(whole, resumed)
+
+
+def test_replicas_round_alike_and_shards_do_not():
+    def stepped(shard):
+        weight = nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))
+        config = TrainingConfig(optimizer="sgd", learning_rate=1e-3, **BF16)
+        optimizer = make_optimizer([weight], config, rounding_seed=5, shard=shard)
+        weight.grad = torch.ones_like(weight)
+        torch.manual_seed(shard)  # ranks differ in their random state
+        torch.rand(shard)
+        optimizer.step()
+        return weight.detach()
+
+    assert torch.equal(stepped(0), stepped(0))
+    assert not torch.equal(stepped(0), stepped(1))
+
+
+def test_only_parameters_are_cast():
+    module = Language()
+    module.register_buffer("frequencies", torch.rand(3))
+    cast_weights(module, torch.bfloat16)
+    assert {weight.dtype for weight in module.parameters()} == {torch.bfloat16}
+    assert module.frequencies.dtype == torch.float32
+
+
+def test_fp32_parameters_among_them_are_updated_in_fp32():
+    plain, half = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    optimizer = Bf16Updates(torch.optim.SGD([plain, half], lr=1e-4), "stochastic", seed=0)
+    plain.grad, half.grad = torch.ones(8), torch.ones(8, dtype=torch.bfloat16)
+    optimizer.step()
+    assert torch.equal(plain.detach(), torch.full((8,), 1 - 1e-4))
+
+
+def test_settings_that_cannot_work_are_refused():
+    with pytest.raises(ValidationError, match="set precision=bf16"):
+        TrainingConfig(weights="bf16")
+    with pytest.raises(ValidationError, match="use adafactor or adamw"):
+        TrainingConfig(optimizer="adamw-8bit", parallel="fsdp")
+    with pytest.raises(ConfigError, match="batch normalization"):
+        require_castable(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))

@@ -1,0 +1,69 @@
+"""A training that cannot fit is refused before it starts, with settings that fit."""
+
+import pytest
+
+from joulelab.errors import ConfigError
+from joulelab.train.config import TrainingConfig
+from joulelab.train.memory import ModelSize, require_memory, training_bytes
+
+GB = 10**9
+# OLMo-2-13B: 13.7 billion weights, rows of 1,024 tokens
+LARGE = ModelSize(13_716_198_400, 13_716_198_400, 40, 5120, 13_824, 1024, 100_352, 4096)
+BF16 = {"weights": "bf16", "precision": "bf16"}
+
+
+def settings(**changes):
+    return TrainingConfig(**{"batch_size": 4, "activation_checkpointing": True, "precision": "bf16", **changes})
+
+
+def test_13b_with_adamw_in_fp32_needs_over_200_gb_and_the_hint_names_what_fits_on_an_h200():
+    with pytest.raises(ConfigError) as refused:
+        require_memory("student.train", LARGE, settings(optimizer="adamw"), 141 * GB)
+    text = refused.value.message
+    assert "13.7 billion weights needs at least 22" in text and "GB" in text
+    assert "adamw state 110 GB" in text and "141 GB is free" in text
+    hint = refused.value.hint
+    assert "training.optimizer=adafactor" in hint
+    assert "training.weights=bf16 training.optimizer=adamw-8bit" in hint
+    assert "training.parallel=fsdp on 2 GPUs" in hint
+
+
+def test_what_the_hint_names_fits():
+    free = 141 * GB
+    for changes in (
+        {"optimizer": "adafactor"},
+        {"optimizer": "adamw-8bit", **BF16},
+        {"optimizer": "adafactor", **BF16},
+    ):
+        require_memory("student.train", LARGE, settings(**changes), free)
+    require_memory("student.train", LARGE, settings(optimizer="adamw"), free, ranks=2)
+
+
+def test_state_is_counted_by_dtype_optimizer_and_rounding():
+    def state(**changes):
+        parts = training_bytes(LARGE, settings(**changes))
+        return round(sum(parts.get(name, 0) for name in parts if name not in ("activations",)) / LARGE.parameters)
+
+    assert state(optimizer="adamw") == 16
+    assert state(optimizer="adamw", **BF16) == 12
+    assert state(optimizer="adamw", rounding="kahan", **BF16) == 14
+    assert state(optimizer="adamw-8bit", **BF16) == 6
+    assert state(optimizer="adafactor", **BF16) == 4
+
+
+def test_a_batch_that_needs_checkpointing_says_so():
+    with pytest.raises(ConfigError) as refused:
+        changes = {"optimizer": "adafactor", "activation_checkpointing": False, "batch_size": 32, **BF16}
+        require_memory("student.train", LARGE, settings(**changes), 141 * GB)
+    assert "training.activation_checkpointing=true (" in refused.value.hint
+
+
+def test_adapters_train_few_weights():
+    adapted = ModelSize(13_716_198_400, 60_000_000, 40, 5120, 13_824, 1024, 100_352, 4096)
+    require_memory("student.train", adapted, settings(optimizer="adamw"), 80 * GB)
+
+
+def test_where_nothing_fits_the_hint_says_it():
+    with pytest.raises(ConfigError) as refused:
+        require_memory("student.train", LARGE, settings(optimizer="adamw"), 1 * GB)
+    assert "use a smaller student" in refused.value.hint
