@@ -44,7 +44,7 @@ def cast_weights(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 def require_castable(module: nn.Module) -> None:
     """Raise for layers that torch does not compute with bfloat16 weights and float32 statistics."""
     for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm):
             raise ConfigError(
                 f"weights=bf16: {type(module).__name__} has batch normalization, whose running statistics are float32",
                 "set weights=fp32; precision=bf16 computes its products in bf16 all the same",
