@@ -1,6 +1,8 @@
 """A small experiment for the tests of the web view: stages, losses and counts as a training writes them, without torch.
 
-python running_experiment.py STORE SECONDS [LABEL]
+python running_experiment.py STORE SECONDS [LABEL] [RAPL_ROOT]
+
+With a RAPL root, GPUs and packages are measured instead of estimating the CPU.
 """
 
 import sys
@@ -12,8 +14,11 @@ from joulelab.runs.context import StopRequest
 from joulelab.runs.measure.result import MeasuredRun, MeasureSpec, how_it_ended
 
 
-def main(store, seconds, label="live"):
-    energy = EnergyConfig(estimate_cpu=True, gpus="none", sample_interval_s=0.2, grid="FR")
+def main(store, seconds, label="live", rapl_root=""):
+    sensors = (
+        {"rapl_root": rapl_root, "counter_interval_s": 0.2} if rapl_root else {"gpus": "none", "estimate_cpu": True}
+    )
+    energy = EnergyConfig(**sensors, sample_interval_s=0.2, grid="FR")
     spec = MeasureSpec(name="live", label=label, energy=energy, tags=("test",))
     failure = None
     with StopRequest() as stop:

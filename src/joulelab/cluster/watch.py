@@ -28,7 +28,7 @@ from joulelab.report.wording import NOTHING, rate
 from joulelab.runs.groups import load_group
 from joulelab.runs.lock import is_held
 from joulelab.runs.paths import RunPaths, read_json
-from joulelab.runs.record import RunRecord
+from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord
 from joulelab.runs.store import find_folder
 from joulelab.units import duration_text, energy_text, percent_text, plural, power_text
 
@@ -46,11 +46,23 @@ class LiveDevice:
     component: str
     name: str
     energy_j: float
+    index: int | None = None
+    """Position of a GPU on its host, as the driver counts."""
     power_w: float | None = None
     utilization_percent: float | None = None
     temperature_c: float | None = None
     sm_clock_mhz: float | None = None
     throttling: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """`GPU 2` instead of a UUID of 36 letters, where its position is known."""
+        return self.device if self.index is None else f"GPU {self.index}"
+
+    @property
+    def full_name(self) -> str:
+        """Model, and the beginning of the UUID: enough to find the card in `nvidia-smi -L`."""
+        return self.name if self.index is None else f"{self.name} ({self.device.partition(':')[2][:12]})"
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,17 @@ class LiveRun:
     @property
     def over(self) -> bool:
         return self.status in ("done", "failed", "truncated")
+
+    @property
+    def component_powers_w(self) -> dict[str, float]:
+        """Component -> latest power of all its devices on all hosts, in the order GPU, CPU, DRAM."""
+        known = [(one.component, one.power_w) for one in self.devices if one.power_w is not None]
+        order = [*MEASURED_COMPONENTS, *(component for component, _ in known)]
+        return {
+            component: sum(power_w for own, power_w in known if own == component)
+            for component in dict.fromkeys(order)
+            if any(own == component for own, _ in known)
+        }
 
 
 class RunWatcher:
@@ -155,6 +178,7 @@ class RunWatcher:
                 component=tally.device.component,
                 name=tally.device.name,
                 energy_j=tally.energy_j,
+                index=tally.device.facts.get("gpu_index"),
                 power_w=tally.power_w,
                 utilization_percent=tally.latest.get("gpu_utilization_percent"),
                 temperature_c=tally.latest.get("temperature_C"),
@@ -440,6 +464,12 @@ def _runs_grid(watched: WatchedJobs) -> Grid:
     reasons = [f"{run.run_id}: {run.why}" for run in watched.runs if run.why]
     grid = make_grid(watched.name, titles, [_cells(run) for run in watched.runs], "\n".join([*reasons, note]).strip())
     return without_empty_columns(grid)
+
+
+def components_text(run: LiveRun) -> str:
+    """`GPU 2331 W, CPU 277 W`; empty if there is one component only."""
+    powers = run.component_powers_w
+    return ", ".join(f"{name.upper()} {power_text(watts)}" for name, watts in powers.items()) if len(powers) > 1 else ""
 
 
 def energy_text_of(run: LiveRun) -> str:

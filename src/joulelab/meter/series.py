@@ -75,6 +75,13 @@ class DeviceSeries:
     driver: SharedLag | None = None
     """Shared by all devices that the same driver samples; None for a single device."""
 
+    @property
+    def last_ns(self) -> int | None:
+        """Time of the last reading of any kind; samples and power reach further than a slow counter."""
+        return max(
+            (int(times[-1]) for times in (self.counter_ns, self.power_ns, self.samples_ns) if len(times)), default=None
+        )
+
     @cached_property
     def readings(self) -> Readings | None:
         """The counter as far as it can be used; None with fewer than two readings."""
@@ -219,6 +226,18 @@ class Trace:
     interval_s: float
     offset_s: float
     """Wall time minus monotonic time at the header, to convert monotonic stamps to wall times."""
+
+    @property
+    def reported_until_ns(self) -> int:
+        """The latest time up to which the readings of every device that still reports are about.
+
+        A reading may be as old as the refresh of its sensor. A device without a reading for ten intervals has failed;
+        its gap is not left out.
+        """
+        silent_ns = 10 * self.interval_s * NS
+        counted = [series for series in self.devices if series.counted]
+        last = [one.last_ns - int(one.refresh_s * NS) for one in counted if one.last_ns is not None]
+        return min((at_ns for at_ns in last if at_ns >= self.last_ns - silent_ns), default=self.last_ns)
 
 
 def load_trace(path: Path) -> Trace:

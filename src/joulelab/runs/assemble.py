@@ -161,7 +161,7 @@ def assemble(
     loaded from the folder unless given, as for the rules of an earlier version.
     """
     opened = RunRecord.model_validate(read_json(paths.record))
-    attempts = load_attempts(paths) if attempts is None else attempts
+    attempts = load_attempts(paths, status == "running") if attempts is None else attempts
     frame = _frame(paths, opened.spec.get("energy", {}), attempts, status)
     stages = _stage_records(attempts, frame)
     leads = leading(attempts)

@@ -356,11 +356,15 @@ class AttemptData:
         return without((self.begin_ns, self.end_ns), staged)
 
 
-def load_attempts(paths: RunPaths) -> list[AttemptData]:
-    """One entry per attempt and host, in order of attempts, the host of rank 0 first."""
+def load_attempts(paths: RunPaths, running: bool = False) -> list[AttemptData]:
+    """One entry per attempt and host, in order of attempts, the host of rank 0 first.
+
+    `running`: an open attempt ends where all devices have reported, not with the last line of any of them. A reading
+    that is still to come is no missing energy.
+    """
     files = paths.event_files()
     attempts = [
-        _load_attempt(paths, host, number, trace, files.get((host, number), []))
+        _load_attempt(paths, host, number, trace, files.get((host, number), []), running)
         for host, number, trace in paths.traces()
     ]
     ordered = sorted(attempts, key=lambda attempt: (attempt.number, attempt.rank, attempt.host))
@@ -428,12 +432,13 @@ def leading(attempts: Sequence[AttemptData]) -> list[AttemptData]:
 
 
 def _load_attempt(
-    paths: RunPaths, host: str, number: int, trace_path: Path, files: list[tuple[int, Path]]
+    paths: RunPaths, host: str, number: int, trace_path: Path, files: list[tuple[int, Path]], running: bool
 ) -> AttemptData:
     trace = load_trace(trace_path)
     rank, events = (files[0][0], read_events(files[0][1])) if files else (0, AttemptEvents())
     begin_ns = events.begin_ns or trace.first_ns
-    end_ns = max(begin_ns, events.end_ns or trace.last_ns)
+    open_end_ns = trace.reported_until_ns if running and not trace.ended else trace.last_ns
+    end_ns = max(begin_ns, events.end_ns or open_end_ns)
     return AttemptData(
         number=number,
         host=host,

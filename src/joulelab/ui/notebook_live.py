@@ -17,7 +17,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from joulelab.cluster.watch import LiveRun, RunWatcher, energy_text_of
+from joulelab.cluster.watch import LiveRun, RunWatcher, components_text, energy_text_of
 from joulelab.errors import DependencyMissing, JoulelabError, UsageError
 from joulelab.runs.lock import is_held, newest_lease
 from joulelab.runs.store import find_folder, load_record, run_folders, store_root
@@ -122,7 +122,8 @@ class LiveView:
 def live_rows(now: LiveRun) -> list[tuple[str, str]]:
     rows = [("run", f"{now.label}: {now.status}"), ("stage", now.stage), ("energy so far", energy_text_of(now))]
     if now.power_w is not None:
-        rows.append(("power", power_text(now.power_w)))
+        parts = f" ({text})" if (text := components_text(now)) else ""
+        rows.append(("power", power_text(now.power_w) + parts))
     for item, per_s, each in (
         ("token", now.tokens_per_s, now.j_per_token),
         ("sample", now.samples_per_s, now.j_per_sample),
@@ -138,7 +139,7 @@ def live_rows(now: LiveRun) -> list[tuple[str, str]]:
         rows.append(("left in this stage", f"{duration_text(now.left_s)}{energy}{done}"))
     if now.contention:
         rows.append(("CPU contention", now.contention))
-    throttled = sorted({f"{one.device}: {reason}" for one in now.devices for reason in one.throttling})
+    throttled = sorted({f"{one.title}: {reason}" for one in now.devices for reason in one.throttling})
     if throttled:
         rows.append(("throttling", ", ".join(throttled)))
     return rows

@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from joulelab.cluster.watch import LiveRun, RunWatcher
+from joulelab.cluster.watch import LiveDevice, LiveRun, RunWatcher, components_text
+from joulelab.errors import JoulelabError
 from joulelab.report.figures.chart_base import Figure, stages_of_run
 from joulelab.report.figures.power_figures import attempt_traces, power_over_time
 from joulelab.report.figures.training_figures import curve_points, loss_of_run
@@ -49,16 +50,27 @@ class ReportSoFar:
     figures: dict[str, Figure] = field(default_factory=dict)
     at_s: float = 0.0
     """Monotonic time at which it was read."""
+    problem: str = ""
+    """Why it is older than it should be, or why there is none."""
 
     def specs(self) -> dict[str, Any]:
         return {
-            name: {**figure_data(figure), "title": figure.title, "caption": figure.caption}
+            name: {
+                **figure_data(figure),
+                "title": figure.title,
+                "caption": figure.caption,
+                "description": figure.description,
+            }
             for name, figure in self.figures.items()
         }
 
     def age_text(self) -> str:
+        if self.problem:
+            return f"Energy, charts and stages could not be computed: {self.problem}"
+        if not self.tiles:
+            return "Computing energy and charts from the trace."
         age_s = time.monotonic() - self.at_s
-        return f"Energy, charts and stages as of {duration_text(age_s)} ago." if self.tiles and age_s >= 5 else ""
+        return f"Energy, charts and stages as of {duration_text(round(age_s))} ago." if age_s >= 5 else ""
 
 
 def report_so_far(folder: Path) -> ReportSoFar:
@@ -116,9 +128,12 @@ class RunFeed:
         # on a busy machine, waiting for a core is no work; what a child spends is known by its duration only
         clock_s = time.monotonic if large else time.thread_time
         began_s = clock_s()
+        number, before = self._report
         try:
-            report = report_in_child(self.folder) if large else report_so_far(self.folder)
-            self._report = (self._report[0] + 1, report)
+            self._report = (number + 1, report_in_child(self.folder) if large else report_so_far(self.folder))
+        except Exception as error:  # the page states it; the readings go on
+            text = error.message if isinstance(error, JoulelabError) else f"{type(error).__name__}: {error}"
+            self._report = (number, replace(before, problem=text))
         finally:
             spent_s = clock_s() - began_s
             self._report_due_s = time.monotonic() + max(REPORT_S, spent_s / _LOAD)
@@ -129,7 +144,7 @@ def now_tiles(live: LiveRun) -> tuple[Tile, ...]:
     estimated = "estimated" if live.estimated else ""
     tiles = [Tile("Stage", live.stage or live.status, f"attempt {live.attempt}" if live.attempt > 1 else "")]
     if live.power_w is not None:
-        tiles.append(Tile("Power now", power_text(live.power_w), estimated))
+        tiles.append(Tile("Power now", power_text(live.power_w), estimated or components_text(live)))
     for item, per_s, each in (
         ("token", live.tokens_per_s, live.j_per_token),
         ("sample", live.samples_per_s, live.j_per_sample),
@@ -146,16 +161,15 @@ def now_tiles(live: LiveRun) -> tuple[Tile, ...]:
         left = [energy_text(live.left_j)] if live.left_j is not None else []
         if live.left_co2e_g is not None:
             left.append(grams(*live.left_co2e_g))
-        tiles.append(
-            Tile("Left in this stage", duration_text(live.left_s), ", ".join([*left, *([estimated] if left else [])]))
-        )
+        remark = ", ".join(filter(None, [*left, estimated if left else ""]))
+        tiles.append(Tile("Left in this stage", duration_text(live.left_s), remark))
     return tuple(tiles)
 
 
 def flags(live: LiveRun) -> list[str]:
     """What makes the measurement doubtful at this moment."""
     found = [
-        f"Throttling on {device.host} {device.device}: {', '.join(device.throttling)}."
+        f"Throttling of {_title(live, device)}: {', '.join(device.throttling)}."
         for device in live.devices
         if device.throttling
     ]
@@ -164,20 +178,29 @@ def flags(live: LiveRun) -> list[str]:
     return found
 
 
+def _title(live: LiveRun, device: LiveDevice) -> str:
+    return f"{device.host} {device.title}" if len(live.hosts) > 1 else device.title
+
+
 def devices_grid(live: LiveRun) -> Grid:
-    several = len(live.hosts) > 1
+    """GPUs first, host by host."""
+    order = list(live.component_powers_w)
+    devices = sorted(
+        live.devices,
+        key=lambda one: (order.index(one.component) if one.component in order else len(order), one.host),
+    )
     rows = [
         (
-            f"{device.host} {device.device}" if several else device.device,
+            _title(live, device),
             NOTHING if device.power_w is None else power_text(device.power_w),
             energy_text(device.energy_j),
             NOTHING if device.utilization_percent is None else percent_text(device.utilization_percent / 100, 0),
             NOTHING if device.temperature_c is None else f"{device.temperature_c:.0f} °C",
             NOTHING if device.sm_clock_mhz is None else f"{device.sm_clock_mhz:.0f} MHz",
             ", ".join(device.throttling) or NOTHING,
-            device.name,
+            device.full_name,
         )
-        for device in live.devices
+        for device in devices
     ]
     note = "Energy since the start of this attempt, idle baselines included."
     if live.estimated:

@@ -13,6 +13,7 @@ from joulelab.report.compare.method_rows import compare
 from joulelab.report.figures.power_figures import attempt_traces, power_over_time, throttled
 from joulelab.report.figures.training_figures import curve_points, quality_over_joules
 from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import RunRecord
 
 NS = 1_000_000_000
 
@@ -106,3 +107,44 @@ def test_runs_that_generate_or_reuse_the_answers_are_compared_alike(made, tmp_pa
     paths.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     points = curve_points(requested, paths.folder, attempt_traces(paths))
     assert [point["joules"] for point in points] == pytest.approx([65, 12 + 131 / 2, 12 + 131], rel=0.05)
+
+
+def test_power_is_summed_by_component_over_devices_and_hosts_and_no_sum_crosses_a_gap(tmp_path: Path) -> None:
+    """Two nodes with a package and two GPUs each; one GPU has a gap of two seconds."""
+    paths = RunPaths(tmp_path / "run")
+    for number, host in enumerate(("node1", "node2")):
+        first_ns = (1_000 + 50 * number) * NS  # booted at different times
+        facts = {"counted": True, "wrap_j": None, "refresh_s": 0.1, "gain_error_rel": 0.05, "facts": {}}
+        gpus = [{"device": f"gpu:{card}", "component": "gpu", "name": "H200", **facts} for card in (0, 1)]
+        package = {"device": "rapl:package-0", "component": "cpu", "name": "package-0", **facts}
+        head = {"kind": "header", "timestamp": "2026-01-01T00:00:00+00:00", "mono_ns": first_ns, "host": host}
+        head |= {"boot_id": host, "interval_s": 0.5, "wall_minus_mono_s": 0.0, "devices": [*gpus, package]}
+        lines = [{**head, "missing": []}]
+        for tick in range(41):
+            stamp = {"mono_ns": first_ns + tick * NS // 2, "timestamp": "2026-01-01T00:00:00+00:00"}
+            lines.append({"kind": "rapl", **stamp, "device": "host", "rapl": {"package-0": 30.0 * tick / 2}})
+            for card in (0, 1):
+                if (number, card) == (1, 1) and 20 <= tick < 24:
+                    lines.append({"kind": "gap", **stamp, "device": "gpu:1", "reason": "lost"})
+                else:
+                    # readings of the second card are 50 ms later, as those of a real loop are
+                    late = {**stamp, "mono_ns": stamp["mono_ns"] + card * NS // 20}
+                    lines.append({"kind": "gpu", **late, "device": f"gpu:{card}", "power_watts": 100.0 * (card + 1)})
+        file = LineFile(paths.trace(host, 1))
+        file.append(*lines)
+        file.close()
+    opened = {"run_id": "run", "name": "run", "label": "run", "status": "running"}
+    record = RunRecord(**opened, created_at="2026-01-01T00:00:00+00:00", spec={"energy": {}})
+    figure = power_over_time(record, attempt_traces(paths))
+    assert figure
+    curves, devices = figure.spec["datasets"]["curves"], figure.spec["datasets"]["devices"]
+    sums = {line: [p["w"] for p in curves if p["line"] == line] for line in {p["line"] for p in curves}}
+    assert set(sums) == {"GPU, 4 devices", "CPU, 2 devices"}
+    assert {round(w) for w in sums["GPU, 4 devices"]} == {600}, "never the sum of three cards"
+    assert {round(w) for w in sums["CPU, 2 devices"]} == {60}
+    gpu = [p for p in curves if p["line"] == "GPU, 4 devices"]
+    assert not [p for p in gpu if 10.1 < p["t"] < 11.9] and {p["part"] for p in gpu} == {0, 1}
+    assert {p["line"] for p in devices} == {
+        f"{h} {d}" for h in ("node1", "node2") for d in ("gpu:0", "gpu:1", "rapl:package-0")
+    }
+    assert "sum over all devices of a component; thin lines are single devices" in figure.caption

@@ -18,7 +18,7 @@ from joulelab.meter.health import throttle_reasons_text
 from joulelab.meter.importers.log_energy import HOLE_FACTOR
 from joulelab.meter.importers.power_log import DeviceLog, PowerLog
 from joulelab.meter.integrate import both_paths, power_curve
-from joulelab.meter.series import Trace, load_trace
+from joulelab.meter.series import Array, Trace, load_trace
 from joulelab.meter.trace import SUFFIX, numbers_in, read_batches, read_lines
 from joulelab.report.figures.chart_base import (
     Figure,
@@ -46,6 +46,9 @@ class AttemptTrace:
     path: Path
 
     def seconds(self, mono_ns: float) -> float:
+        return (mono_ns - self.trace.first_ns) / NS + self.shift_s
+
+    def all_seconds(self, mono_ns: Array) -> Array:
         return (mono_ns - self.trace.first_ns) / NS + self.shift_s
 
 
@@ -135,16 +138,21 @@ def _merged(events: Sequence[Event], closer_than_s: float) -> list[Event]:
     return merged
 
 
+def gaps_without_readings(times_s: Array, events: Sequence[Event]) -> list[tuple[float, float]]:
+    """The gaps in which this curve has no reading; a gap may be one of another device."""
+    gaps = [(event["t"], event["until"]) for event in events if event["what"] == "gap"]
+    return [(begin, end) for begin, end in gaps if not np.any((times_s > begin) & (times_s < end))]
+
+
 def in_parts(curves: Sequence[Event], events: Sequence[Event]) -> None:
     """Number the parts of every curve between gaps, so that no line crosses a gap."""
-    gaps = [(event["t"], event["until"]) for event in events if event["what"] == "gap"]
     by_line: dict[tuple[str, int], list[Event]] = {}
     for point in curves:
-        by_line.setdefault((point["device"], point["attempt"]), []).append(point)
+        by_line.setdefault((point["line"], point["attempt"]), []).append(point)
     for points in by_line.values():
-        empty = [end for begin, end in gaps if not any(begin < point["t"] < end for point in points)]
+        empty = gaps_without_readings(np.array([point["t"] for point in points]), events)
         for point in points:
-            point["part"] = sum(end <= point["t"] for end in empty)
+            point["part"] = sum(end <= point["t"] for _, end in empty)
 
 
 def event_texts(events: Sequence[Event]) -> list[str]:
@@ -181,51 +189,66 @@ def event_layers(data: dict[str, list[Event]], x: Any, height: int) -> list[Any]
 
 
 HEIGHT = 280
-# More lines than this are not distinguishable by their dashes.
-_FEW_DEVICES = 4
+# With more devices than this, only the sums are drawn.
+_MOST_DEVICE_LINES = 16
+# A sum holds a device's first and last reading for this many intervals: devices are read one after the other.
+_HELD_INTERVALS = 3
 _TIME_UNITS = ((7200.0, 3600.0, "h"), (300.0, 60.0, "min"), (0.0, 1.0, "s"))
+_DASHES = {"gpu": [1, 0], "cpu": [6, 3], "dram": [2, 2], "cpu_estimate": [1, 0]}
 
 
 def power_over_time(
     record: RunRecord, traces: Sequence[AttemptTrace], colors: Mapping[str, str] | None = None
 ) -> Figure | None:
-    """None if the trace has no power, as in a run killed at its start or without a sensor."""
+    """Power by component; None if the trace has no power, as in a run killed at its start or without a sensor."""
     estimated = record.totals is not None and record.totals.best.method == "estimated"
-    curves = _curves(traces, ("cpu_estimate",) if estimated else MEASURED_COMPONENTS)
-    if not curves:
+    length_s = max((placed.seconds(placed.trace.last_ns) for placed in traces), default=0.0)
+    events = found_events(traces, length_s)
+    sums, devices = _curves(traces, ("cpu_estimate",) if estimated else MEASURED_COMPONENTS, events)
+    if not sums:
         return None
-    length_s = max(point["t"] for point in curves)
     divisor, unit = next((by, unit) for above, by, unit in _TIME_UNITS if length_s >= above)
     bands = _bands(record, traces, length_s)
-    idle_w = record.totals.idle_power_w if record.totals and not estimated else None
-    one_device = len({point["device"] for point in curves}) == 1
-    events = found_events(traces, length_s)
-    in_parts(curves, events)
+    # the record's idle power is the mean over hosts, which says nothing about a sum over them
+    one_host = len({placed.host for placed in traces}) == 1
+    idle_w = record.totals.idle_power_w if record.totals and not estimated and one_host else None
+    one_line = len({point["line"] for point in sums}) == 1
+    for curves in (sums, devices):
+        in_parts(curves, events)
     data = {
-        "curves": _in_unit(curves, divisor),
+        "curves": _in_unit(sums, divisor),
+        "devices": _in_unit(devices, divisor),
         "bands": _in_unit(bands, divisor),
         "gaps": _in_unit([event for event in events if event["what"] == "gap"], divisor),
         "throttling": _in_unit([event for event in events if event["what"] == "throttling"], divisor),
     }
     data = {name: rows for name, rows in data.items() if rows}
-    chart = _layers(data, idle_w if one_device else None, unit, estimated, colors or stage_colors([record]))
-    peak_w = max(point["w"] for point in curves)
+    chart = _layers(data, idle_w if one_line else None, unit, estimated, colors or stage_colors([record]))
+    peak_w = max(point["w"] for point in sums)
+    lines = " and ".join(dict.fromkeys(point["line"] for point in sums))
+    caption = _caption(record, estimated, None if one_line else idle_w, sums, devices)
     return Figure(
         title="Power over time",
         spec=finish(chart, HEIGHT, **data),
-        description=f"Power of {record.label} over {duration_text(length_s)}, with a peak of {power_text(peak_w)}.",
-        caption=" ".join([*_caption(record, estimated, idle_w, one_device), *event_texts(events), *_two_ways(traces)]),
+        description=f"Power of {record.label} over {duration_text(length_s)} ({lines}), "
+        f"with a peak of {power_text(peak_w)}.",
+        caption=" ".join([*caption, *event_texts(events), *_two_ways(traces)]),
         height=HEIGHT,
         name=f"power-{record.run_id}",
     )
 
 
-def _caption(record: RunRecord, estimated: bool, idle_w: float | None, one_device: bool) -> list[str]:
+def _caption(
+    record: RunRecord, estimated: bool, idle_w: float | None, sums: Sequence[Event], devices: Sequence[Event]
+) -> list[str]:
     parts = ["Bands are stages; between them is the run's overhead."]
+    if any(point["devices"] > 1 for point in sums):
+        thin_lines = "; thin lines are single devices" if devices else ""
+        parts.append(f"Each line is the sum over all devices of a component{thin_lines}.")
     parts.append("Thinned to the lowest and highest reading of each time bucket, so peaks are kept.")
     if estimated:
         parts.append("Estimated from CPU time; idle power is unknown.")
-    if idle_w is not None and not one_device:
+    if idle_w is not None:
         parts.append(f"Idle power of all devices: {power_text(idle_w)}.")
     attempts = len({attempt.number for attempt in record.attempts})
     if attempts > 1:
@@ -253,24 +276,66 @@ def _two_ways(traces: Sequence[AttemptTrace]) -> list[str]:
     return texts
 
 
-def _curves(traces: Sequence[AttemptTrace], components: Sequence[str]) -> list[dict[str, Any]]:
-    points: list[dict[str, Any]] = []
-    for placed in traces:
-        for series in placed.trace.devices:
-            if series.component not in components or not series.counted:
-                continue
-            times, watts = thin(*power_curve(series))
-            name = series.device if len({one.host for one in traces}) == 1 else f"{placed.host} {series.device}"
-            points += [
-                {
-                    "t": placed.seconds(float(time)),
-                    "w": round(float(watt), 2),
-                    "device": name,
-                    "attempt": placed.attempt,
-                }
-                for time, watt in zip(times, watts, strict=True)
-            ]
-    return points
+def _curves(
+    traces: Sequence[AttemptTrace], components: Sequence[str], events: Sequence[Event]
+) -> tuple[list[Event], list[Event]]:
+    """Points of the power of every component, and of its devices where it has several."""
+    sums: list[Event] = []
+    devices: list[Event] = []
+    counted = [
+        (placed, series)
+        for placed in traces
+        for series in placed.trace.devices
+        if series.component in components and series.counted
+    ]
+    names = {(placed.host, series.device): series.component for placed, series in counted}
+    several_hosts = len({host for host, _ in names}) > 1
+    for component in components:
+        count = list(names.values()).count(component)
+        title = component_title(component) + (f", {count} devices" if count > 1 else "")
+        for attempt in dict.fromkeys(placed.attempt for placed, _ in counted):
+            facts = {"line": title, "component": component, "devices": count, "attempt": attempt}
+            curves: list[tuple[Array, Array, float]] = []
+            for placed, series in counted:
+                if (placed.attempt, series.component) != (attempt, component) or not len(power_curve(series)[0]):
+                    continue
+                times, watts = power_curve(series)
+                curves.append((placed.all_seconds(times), watts, _HELD_INTERVALS * placed.trace.interval_s))
+                if count > 1 and len(names) <= _MOST_DEVICE_LINES:
+                    name = f"{placed.host} {series.device}" if several_hosts else series.device
+                    devices += _line_points(*curves[-1][:2], {**facts, "line": name})
+            if curves:
+                sums += _line_points(*_summed(curves, events), facts)
+    return sums, devices
+
+
+def component_title(component: str) -> str:
+    return "CPU" if component == "cpu_estimate" else component.upper()
+
+
+def _summed(curves: Sequence[tuple[Array, Array, float]], events: Sequence[Event]) -> tuple[Array, Array]:
+    """The sum at the times of the curve with most readings; nothing where one of the devices has a gap.
+
+    Each curve is given as seconds, watts, and how long its first and last reading hold. Outside of that a device adds
+    nothing: another node may start later or end earlier.
+    """
+    if len(curves) == 1:
+        return curves[0][:2]
+    densest = max((times for times, _, _ in curves), key=len)
+    outside = [times[(times < densest[0]) | (times > densest[-1])] for times, _, _ in curves]
+    grid = np.unique(np.concatenate([densest, *outside]))
+    total, complete = np.zeros(len(grid)), np.ones(len(grid), dtype=bool)
+    for times, watts, held_s in curves:
+        inside = (grid >= times[0] - held_s) & (grid <= times[-1] + held_s)
+        total += np.where(inside, np.interp(grid, times, watts), 0.0)
+        for begin, end in gaps_without_readings(times, events):
+            complete &= (grid <= begin) | (grid >= end)
+    return grid[complete], total[complete]
+
+
+def _line_points(times_s: Array, watts: Array, facts: Mapping[str, Any]) -> list[Event]:
+    kept = zip(*thin(times_s, watts), strict=True)
+    return [{**facts, "t": float(time_s), "w": round(float(watt), 2)} for time_s, watt in kept]
 
 
 def _bands(record: RunRecord, traces: Sequence[AttemptTrace], length_s: float) -> list[dict[str, Any]]:
@@ -306,12 +371,17 @@ def _layers(
 ) -> Any:
     x = alt.X("t:Q", title=f"Time since the start ({unit})", scale=alt.Scale(nice=False))
     y = alt.Y("w:Q", title=f"Power (W{', estimated' if estimated else ''})", scale=alt.Scale(zero=True))
-    devices = len({point["device"] for point in data["curves"]})
-    dash = alt.StrokeDash("device:N", title="Device") if 1 < devices <= _FEW_DEVICES else alt.Undefined
-    thin_lines = {"strokeWidth": 0.8, "opacity": 0.6} if devices > _FEW_DEVICES else {"strokeWidth": 1.4}
-    lines = alt.Chart(alt.NamedData("curves")).mark_line(interpolate="linear", **thin_lines)
+    titles = {point["line"]: _DASHES[point["component"]] for point in data["curves"]}
+    dash = alt.StrokeDash(
+        "line:N", title="Power of", sort=None, scale=alt.Scale(domain=list(titles), range=list(titles.values()))
+    )
     layers = [_band_layer(data["bands"], x, colors)] if "bands" in data else []
-    layers.append(lines.encode(x=x, y=y, detail=["device:N", "attempt:N", "part:N"], strokeDash=dash))
+    detail = ["line:N", "attempt:N", "part:N"]
+    if "devices" in data:
+        single = alt.Chart(alt.NamedData("devices")).mark_line(strokeWidth=0.7, opacity=0.45)
+        layers.append(single.encode(x=x, y=y, detail=detail))
+    lines = alt.Chart(alt.NamedData("curves")).mark_line(strokeWidth=1.5)
+    layers.append(lines.encode(x=x, y=y, detail=detail, strokeDash=dash if len(titles) > 1 else alt.Undefined))
     if idle_w is not None:
         layers += _idle_layers(idle_w, y)
     return alt.layer(*layers, *event_layers(data, x, HEIGHT))

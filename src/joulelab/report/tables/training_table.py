@@ -45,11 +45,14 @@ def training_grid(record: RunRecord, stage: StageRecord) -> Grid:
     rows = [
         ("speed", _speed(record, stage)),
         ("energy", _energy(record, stage)),
-        ("loss", _loss(record)),
-        ("model", _model(record)),
-        ("model FLOPs utilization (MFU)", _mfu(record)),
-        ("peak memory", _value(record, "model.peak_memory_bytes", size_text)),
     ]
+    if record.status == "done" or _model_findings(record):  # the rest is written when the training ends
+        rows += [
+            ("loss", _loss(record)),
+            ("model", _model(record)),
+            ("model FLOPs utilization (MFU)", _mfu(record)),
+            ("peak memory", _value(record, "model.peak_memory_bytes", size_text)),
+        ]
     if _model_findings(record).get("notes"):
         rows.append(("chosen automatically", str(_model_findings(record)["notes"])))
     return make_grid("Training", "What!|Value", rows)

@@ -6,6 +6,11 @@ const run = encodeURIComponent(live.dataset.run);
 const connection = document.getElementById("connection");
 const { since } = live.dataset;
 
+function state(text) {
+  connection.textContent = text;
+  connection.dataset.state = text;
+}
+
 // Tables keep their sideways position and the focus while their content is replaced.
 function replace(name, html) {
   const part = document.getElementById("part-" + name);
@@ -28,6 +33,7 @@ function update({ parts, figures }) {
     place.hidden = false;
     place.querySelector("h3").textContent = figure.title;
     place.querySelector("figcaption").textContent = figure.caption;
+    place.querySelector(".chart").setAttribute("aria-label", figure.description);
     window.view.update(name, figure);
   });
   live.dataset.updates = Number(live.dataset.updates || 0) + 1;
@@ -36,15 +42,15 @@ function update({ parts, figures }) {
 const close = follow(() => "/api/runs/" + run + "/events?since=" + since, {
   update,
   ended: () => { close(); window.location.reload(); },
-}, (text) => { connection.textContent = text; });
+}, state);
 
 const dialog = document.getElementById("confirm");
 document.getElementById("stop").addEventListener("click", () => dialog.showModal());
 document.getElementById("confirm-cancel").addEventListener("click", () => dialog.close());
 document.getElementById("confirm-stop").addEventListener("click", async () => {
   dialog.close();
-  connection.textContent = "stopping";
+  state("stopping");
   const answer = await fetch("/api/runs/" + run + "/stop", { method: "POST" });
   const found = await answer.json();
-  connection.textContent = answer.ok ? found.stopped : found.error + (found.hint ? " (" + found.hint + ")" : "");
+  state(answer.ok ? found.stopped : found.error + (found.hint ? " (" + found.hint + ")" : ""));
 });

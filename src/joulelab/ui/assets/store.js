@@ -75,6 +75,9 @@ function select() {
   focused = Math.max(0, Math.min(focused, shown.length - 1));
   byId("store-found").textContent = shown.length + " of " + all.length + (isGroups() ? " groups" : " runs");
   table.setAttribute("aria-rowcount", String(shown.length + 1));
+  byId("store-empty").hidden = shown.length > 0;
+  byId("store-empty").textContent = all.length ? "Nothing matches the filter."
+    : isGroups() ? "No groups yet: an experiment with several runs makes one." : "No runs yet. `joulelab demo` makes some; they appear here by themselves.";
   draw();
 }
 
