@@ -5,6 +5,8 @@ from browser import PATIENCE_MS
 from slurm_cluster import why_not_here
 from ui_server import Server
 
+from joulelab.runs.store import load_record
+
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not_here() is not None, reason=why_not_here() or "")]
 
 
@@ -31,9 +33,8 @@ def test_a_job_on_two_nodes_is_followed_from_the_queue_and_stopped_from_its_page
     assert lab.wait(job, "CANCELLED", "COMPLETED") == "CANCELLED", lab.log(job)
     page.wait_for_selector("#verdict")
     assert "truncated" in page.inner_text("#verdict")
-    record = lab.record(run_id)
-    assert (record.status, len(record.attempts)) == ("truncated", 2)
-    assert record.totals.energy_j == pytest.approx(sum(one.energy.gpu.energy_j for one in record.attempts))
-    assert list((lab.store / run_id / "checkpoints" / "model.train").glob("step-*.pt"))
+    record = load_record(lab.store / run_id)  # a busy node may be killed before it closes its record
+    assert (record.status, len(record.attempts)) == ("truncated", 2), lab.log(job)
+    assert record.totals.gpu.energy_j == pytest.approx(sum(one.energy.gpu.energy_j for one in record.attempts))
     context.close()
     server.end()

@@ -61,8 +61,10 @@ def energy_tiles(figure: EnergyFigure, remark: str = "", mixed: bool = False) ->
         return [Tile("Energy", "missing", "no sensor answered; reasons under How it was measured")]
     how = ", ".join(filter(None, [method_text(figure, mixed), gain_text([figure]), remark]))
     kwh, wh = kwh_text(figure.energy_j), with_prefix(figure.energy_j / J_PER_WH, "Wh")
-    mark = bound_mark(figure)
-    return [Tile("Energy", amount_text(figure), how), Tile("Electricity", f"{mark}{kwh}", f"{mark}{wh}")]
+    # below a thousandth of a kWh, its digits would need an exponent
+    texts = (kwh, wh) if figure.energy_j >= J_PER_WH else (wh, "")
+    electricity = (f"{bound_mark(figure)}{text}" if text else "" for text in texts)
+    return [Tile("Energy", amount_text(figure), how), Tile("Electricity", *electricity)]
 
 
 def _co2e_tile(figure: EnergyFigure, found: Co2e | None, grid: GridFactor | None, setting: str) -> Tile:
