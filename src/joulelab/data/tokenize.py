@@ -261,7 +261,7 @@ Doubt = Callable[[str], object]
 def _word_splitter(definition: Mapping[str, Any]) -> tuple[Cutter | None, Doubt]:
     """A function that splits a text into pieces (None: never split), and one that detects texts not to split."""
     added = definition.get("added_tokens") or []
-    if definition.get("normalizer") and any(token["normalized"] for token in added):
+    if _normalizes(definition) and any(token["normalized"] for token in added):
         # such a token has spellings that a search does not find
         return None, bool
     special_text = re.compile("|".join(re.escape(token["content"]) for token in added) or r"(?!)")
@@ -272,6 +272,12 @@ def _word_splitter(definition: Mapping[str, Any]) -> tuple[Cutter | None, Doubt]
     return None, bool
 
 
+def _normalizes(definition: Mapping[str, Any]) -> bool:
+    """Older versions of transformers write "no normalizer" as a sequence of none."""
+    normalizer = definition.get("normalizer")
+    return bool(normalizer) and normalizer != {"type": "Sequence", "normalizers": []}
+
+
 def _is_bert(definition: Mapping[str, Any]) -> bool:
     parts = [definition.get(part) or {} for part in ("model", "normalizer", "pre_tokenizer")]
     return [part.get("type") for part in parts] == ["WordPiece", "BertNormalizer", "BertPreTokenizer"]
@@ -279,7 +285,7 @@ def _is_bert(definition: Mapping[str, Any]) -> bool:
 
 def _is_byte_level_bpe(definition: Mapping[str, Any]) -> bool:
     model, before = definition.get("model") or {}, definition.get("pre_tokenizer") or {}
-    if model.get("type") != "BPE" or model.get("dropout") or definition.get("normalizer"):
+    if model.get("type") != "BPE" or model.get("dropout") or _normalizes(definition):
         return False
     steps = before.get("pretokenizers", [before])
     *others, last = steps

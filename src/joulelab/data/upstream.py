@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TRANSFORMERS_FLOOR = (4, 57)
+TRANSFORMERS_FLOOR = (5, 10)
 """The oldest transformers whose private APIs are as listed; the same as in pyproject.toml."""
 
 
@@ -75,6 +75,12 @@ PRIVATE_APIS = (
         "transformers.integrations.sdpa_attention",
         "sdpa_attention_forward and repeat_kv",
         ("data/chat/packing.py", "infer/generation/static_decoder.py", "zoo/tasks/token_rows.py"),
+    ),
+    PrivateApi(
+        "cumulative_length",
+        "of a layer of StaticCache is the position of the next token, a tensor that can be set back; with a sliding "
+        "window, cumulative_length_int is the same on the host",
+        ("infer/generation/cache.py",),
     ),
     PrivateApi(
         "transformers.models.big_bird.modeling_big_bird",

@@ -162,6 +162,8 @@ def test_longformers_fused_attention_is_that_of_transformers(tokens):
 def test_attention_without_masks_is_that_of_transformers(name):
     ours = prepare(request(name)).model.eval()
     theirs = objective.build(request(name)).eval()
+    if name == "t5" and not theirs._supports_sdpa:
+        pytest.skip("T5 has an attention of its own in this version of transformers and keeps it")
     assert ours.config._attn_implementation == "joulelab_unpadded" and theirs.config._attn_implementation == "sdpa"
     inputs = {"input_ids": torch.randint(10, 512, (2, 32))}
     if name in ("t5", "bart"):

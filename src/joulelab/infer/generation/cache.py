@@ -107,11 +107,9 @@ class GrowingCacheDecoder:
 def rewind_cache(cache: Any, place: int) -> None:
     """Continue a static cache from this position. Later entries are hidden by the causal mask until overwritten."""
     for layer in cache.layers:
-        length = getattr(layer, "cumulative_length", None)
-        if isinstance(length, Tensor):
-            length.fill_(place)
-        elif length is not None:
-            layer.cumulative_length = place
+        layer.cumulative_length.fill_(place)
+        if hasattr(layer, "cumulative_length_int"):  # a sliding window also counts on the host
+            layer.cumulative_length_int = place
 
 
 def forward_arguments(model: Any) -> set[str]:
