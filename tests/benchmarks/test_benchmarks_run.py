@@ -39,6 +39,7 @@ SLOW_WITH_SAMPLES = {
     "binarize.py": "--documents 60 --slice 10 --rounds 1 --workers 1",
     "generation_speed.py": "--shape tiny --cases 2x2:8/4 --seconds 0.01 --engines builtin,generate",
     "review_scale.py": "--rows 200",
+    "serving_host.py": "--clients 2 --requests 1 --new-tokens 4",
 }
 
 

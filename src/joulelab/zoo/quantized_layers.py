@@ -25,7 +25,7 @@ _MARK = "_joulelab_quantization"
 
 def quantize(model: Any, kind: str) -> Any:
     """The model with quantized linear layers, in place, on the device where it is. A second call has no effect."""
-    if getattr(model, _MARK, None) == kind:
+    if quantization_of(model) == kind:
         return model
     model.to(torch.bfloat16)
     if PACKAGE[kind] == "bitsandbytes":
@@ -34,6 +34,11 @@ def quantize(model: Any, kind: str) -> Any:
         _quantize_by_torchao(model, kind)
     setattr(model, _MARK, kind)
     return model
+
+
+def quantization_of(model: Any) -> str | None:
+    """What `quantize` made of the model."""
+    return getattr(model, _MARK, None)
 
 
 def _linear_layers(model: Any) -> list[tuple[Any, str, Any]]:

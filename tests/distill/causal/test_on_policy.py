@@ -17,6 +17,7 @@ from joulelab.distill.causal.config import CausalTraining, OnPolicy
 from joulelab.distill.causal.objective import StudentSetup
 from joulelab.distill.logit_cache.kd_loss import DenseTargets, KdLoss, TeacherHead
 from joulelab.errors import ConfigError, JoulelabError
+from joulelab.infer.generation import engine, static_decoder
 from joulelab.infer.generation.completions import read_completions
 from joulelab.runs.artifacts import read_bill
 from joulelab.runs.context import Stage
@@ -207,6 +208,37 @@ def test_a_killed_run_trains_on_the_same_tokens(lab, finished, tmp_path, monkeyp
     for name in ("student.generate", "teacher.score"):
         assert record.stage(name).tokens == whole.stage(name).tokens, name
     assert len(record.attempts) == 4 and "student.generate.repeated" in {stage.name for stage in record.stages}
+
+
+def test_one_decoder_serves_all_rounds_and_passes(lab, finished, monkeypatch):
+    """Built once, and its tokens are those of a decoder that is built for every round."""
+    made, checked = [], []
+
+    class Counted(engine.StaticDecoder):
+        def __init__(self, *args, **kwargs):
+            made.append(self)
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(engine, "StaticDecoder", Counted)
+    monkeypatch.setattr(engine, "check_model", lambda model: checked.append(1) or static_decoder.check_model(model))
+    observed, store = Observed(monkeypatch), finished["on-policy"][1].folder.parent
+    # 4 prompts of different lengths are answered several times, each time with other random numbers
+    settings = {"generation": {**SHORT, "prompts": 4, "cache": "fixed"}, "budget": {"tokens": 3600}}
+    lab.run(store, "on-policy", **settings)
+    kept, passes = dict(observed.logs), len(observed.logs)
+    assert len(made) == len(checked) == 1 and passes > 1
+
+    fresh = on_policy.Rollouts._generator_for
+
+    def rebuilt(rollouts, settings, identity):
+        rollouts._generator = None
+        return fresh(rollouts, settings, identity)
+
+    monkeypatch.setattr(on_policy.Rollouts, "_generator_for", rebuilt)
+    observed.logs.clear()
+    lab.run(store, "on-policy", **settings)
+    assert len(made) > 2 and observed.logs == kept
+    assert len({str(tokens) for tokens in kept.values()}) == passes
 
 
 def test_a_share_of_the_batches_comes_from_the_teachers_completions(lab, finished, monkeypatch):

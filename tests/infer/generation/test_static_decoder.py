@@ -1,5 +1,7 @@
 """Decoding with slots of fixed size gives the tokens of transformers, whatever the batch and however rows leave it."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from joulelab.infer.generation import static_decoder
 from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.fused_layers import FusedLayers
 from joulelab.infer.generation.settings import GenerationSettings
-from joulelab.infer.generation.static_decoder import StaticDecoder, check_model, compiling_pays
+from joulelab.infer.generation.static_decoder import StaticDecoder, check_model, compiling_pays, sizes_that_pay
 
 PROMPTS = [[5, 6, 7, 8, 9], [11], [12, 13], [20, 21, 22, 23, 24, 25, 26], [30, 31, 32]]
 SAMPLED = GenerationSettings(max_new_tokens=24, do_sample=True, temperature=0.9, top_p=0.9, n=2)
@@ -90,7 +92,7 @@ def test_a_compiled_layer_gives_the_same_tokens(monkeypatch):
     decoder.decode(PROMPTS, numbers, never)  # allocates the slots
     numbers_before = [layer.self_attn.layer_idx for layer in model.model.layers]
 
-    layer = static_decoder.compile_layer(model, backend="eager", dynamic=False)
+    layer = static_decoder.compile_layer(model, "step", backend="eager", dynamic=False)
 
     def compiled(bucket):
         def step():
@@ -104,6 +106,43 @@ def test_a_compiled_layer_gives_the_same_tokens(monkeypatch):
     assert [tokens.tolist() for tokens in found] == [tokens.tolist() for tokens in expected]
     assert len(numbers_before) > 1 and dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert [layer.self_attn.layer_idx for layer in model.model.layers] == numbers_before
+
+
+def test_a_compiled_step_serves_other_sizes_and_other_models_of_the_shape(monkeypatch):
+    """Two compilations of the layer: the first size as it is, the next for any number of rows."""
+    import torch._dynamo as dynamo
+
+    monkeypatch.setattr(static_decoder, "_SMALLEST_BUCKET", 1)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    dynamo.reset()
+    static_decoder.compile_copy.cache_clear()
+    settings = GenerationSettings(max_new_tokens=24, do_sample=True, n=2)
+    model, numbers = make_model(), numbers_of(PROMPTS, settings)
+    expected, _ = StaticDecoder(model, 32, 40, settings).decode(PROMPTS, numbers, never)
+    dynamo.utils.counters.clear()
+    decoder = StaticDecoder(model, 32, 40, settings, compile_step=True)
+    for some in (PROMPTS, PROMPTS[:3], PROMPTS[:1], PROMPTS):
+        found, _ = decoder.decode(some, numbers[: 2 * len(some)], never)
+        assert [tokens.tolist() for tokens in found] == [tokens.tolist() for tokens in expected[: len(found)]]
+    assert sorted(decoder._run) == [2, 8, 16]
+    graphs = dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs == 4  # two of the layer and two of the sampler
+    with torch.no_grad():
+        other = make_model(seed=1)
+    expected, _ = StaticDecoder(other, 32, 40, settings).decode(PROMPTS, numbers, never)
+    found, _ = StaticDecoder(other, 32, 40, settings, compile_step=True).decode(PROMPTS, numbers, never)
+    assert [tokens.tolist() for tokens in found] == [tokens.tolist() for tokens in expected]
+    assert dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    static_decoder.compile_copy.cache_clear()
+
+
+def test_sizes_are_captured_where_answers_that_end_early_save_more():
+    assert sizes_that_pay(rows=1536, new_tokens=96, batches=1, compiled=True) == [1536]
+    assert sizes_that_pay(rows=1536, new_tokens=96, batches=26, compiled=True) == [1536, 192, 96]
+    assert sizes_that_pay(rows=1536, new_tokens=96, batches=26, compiled=False) == [1536, 768, 384, 192, 96]
+    assert sizes_that_pay(rows=64, new_tokens=96, batches=1000, compiled=True) == [64]
+    decoder = StaticDecoder(make_model(), 256, 40, SAMPLED, sizes=[256, 64])
+    assert [decoder._bucket(rows) for rows in (1, 64, 65, 256)] == [64, 64, 256, 256]
 
 
 def test_joined_layers_give_the_same_tokens_and_follow_the_weights():
@@ -145,7 +184,7 @@ def test_prompts_read_by_a_compiled_layer_give_the_same_tokens():
     model, numbers = make_model(), numbers_of(PROMPTS, SAMPLED)
     expected, _ = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
     decoder = StaticDecoder(model, 10, 40, SAMPLED, compile_prompts=True)
-    decoder._prompt_layer = static_decoder.compile_layer(model, backend="eager", dynamic=True)
+    decoder._prompt_layer = static_decoder.compile_layer(model, "prompts", backend="eager", dynamic=True)
     for some in (PROMPTS, PROMPTS[2:], PROMPTS[::-1], PROMPTS):
         found, _ = decoder.decode(some, numbers[: 2 * len(some)], never)
     assert [tokens.tolist() for tokens in found] == [tokens.tolist() for tokens in expected]
@@ -159,11 +198,11 @@ def test_a_generator_keeps_its_decoder_and_checks_its_model_once(monkeypatch):
         make_model(), make_tokenizer(), SAMPLED, identity="tiny", batch_size=4, cache="fixed"
     )
     first = [answer.ids for answers in generator.generate(["w1 w2", "w3"]) for answer in answers]
-    decoder = generator._decoder
+    decoder = generator._kept.decoder
     assert [answer.ids for answers in generator.generate(["w1 w2"]) for answer in answers] == first[:2]
-    assert generator._decoder is decoder and len(checked) == 1
+    assert generator._kept.decoder is decoder and len(checked) == 1
     list(generator.generate(["w1", "w2", "w3"]))
-    assert generator._decoder is not decoder  # more rows
+    assert generator._kept.decoder is not decoder  # more rows
 
 
 def test_a_model_without_full_attention_is_noted(monkeypatch):
@@ -181,6 +220,28 @@ def test_a_model_with_a_sliding_window_uses_the_growing_cache():
     config = MistralConfig(**shape, intermediate_size=32, vocab_size=64, sliding_window=4)
     assert not check_model(MistralForCausalLM(config).eval()).slots
     assert check_model(make_model()).slots
+
+
+def test_a_quantized_model_that_cannot_be_captured_generates_without_graphs(monkeypatch):
+    def fails(run):
+        run()
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(static_decoder, "capture_cuda_graph", fails)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    model, numbers, notes = make_model(), numbers_of(PROMPTS, SAMPLED), []
+    expected, _ = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
+
+    def decode():
+        decoder = StaticDecoder(model, 10, 40, SAMPLED, note=notes.append)
+        decoder._can_capture = True  # as on a GPU
+        return decoder.decode(PROMPTS, numbers, never)[0]
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        decode()
+    monkeypatch.setattr(static_decoder, "quantization_of", lambda model: "int8")
+    assert [tokens.tolist() for tokens in decode()] == [tokens.tolist() for tokens in expected]
+    assert len(notes) == 1 and notes[0].endswith("operation not permitted when stream is capturing")
 
 
 def test_compiling_pays_for_many_rows_or_many_steps():

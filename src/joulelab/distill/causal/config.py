@@ -25,9 +25,11 @@ from joulelab.distill.logit_cache.codecs import get_codec, require_usable
 from joulelab.errors import ConfigError, JoulelabError, UsageError
 from joulelab.infer.generation.engine_process import CHILD_ENGINES, EngineInstallation
 from joulelab.infer.generation.settings import CacheKind, GenerationSettings
+from joulelab.runs import environment
 from joulelab.runs.phases import Shard
 from joulelab.runs.spec import RunSpec, Section, check
 from joulelab.train.config import TrainingConfig
+from joulelab.zoo.quantization import Quantization, is_quantized, require_quantization
 
 Until = Literal["data", "logits", "generation", "preferences", "teacher", "train"]
 ENGINES = ("auto", "builtin", *CHILD_ENGINES, "server")
@@ -439,8 +441,9 @@ class CausalTeacher(Section):
 
     model: str = "sample:smollm2"
     """`sample:smollm2`, a local folder, a GGUF file or a hub id."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of weights and computation; auto: bf16 on a GPU, fp32 elsewhere."""
+    precision: Literal["auto", "fp32", "bf16"] | Quantization = "auto"
+    """Precision of weights and computation; auto: bf16 on a GPU, fp32 elsewhere. Or quantized weights with bf16
+    activations: int8, nf4 (extra bitsandbytes), fp8, fp8-weights, int4 (extra torchao); also those of a judge model."""
     batch_size: int = Field(8, ge=1)
     """Rows or prompts per batch."""
     server: str | None = None
@@ -453,6 +456,18 @@ class CausalTeacher(Section):
     @classmethod
     def _is_an_address(cls, server: str | None) -> str | None:
         return server_setting(server)
+
+    @property
+    def quantization(self) -> str | None:
+        return self.precision if is_quantized(self.precision) else None
+
+    def _contradictions(self) -> tuple[tuple[bool, str], ...]:
+        return (
+            (
+                self.server is not None and self.quantization is not None,
+                f"teacher.precision={self.precision} quantizes a model in this process, not teacher.server",
+            ),
+        )
 
 
 class Lora(Section):
@@ -752,6 +767,12 @@ class CausalSpec(LanguageModelSpec):
                 "generates in this process; set builtin",
             ),
             (
+                self.teacher.quantization is not None and self.generation.engine in CHILD_ENGINES,
+                f"teacher.precision={self.teacher.precision} quantizes in this process, but generation.engine="
+                f"{self.generation.engine} loads the weights itself; set engine=builtin, or precision=bf16 with the "
+                'engine\'s own option, for example generation.engine_args=["--quantization","fp8"]',
+            ),
+            (
                 self.teacher.server is None and self.generation.engine == "server",
                 "generation.engine=server needs teacher.server, for example http://localhost:8000/v1",
             ),
@@ -793,6 +814,9 @@ class CausalSpec(LanguageModelSpec):
         if self.data.template is not None:
             yield lambda: read_template(Path(str(self.data.template)))
         yield self._check_harness_folder
+        kind = self.teacher.quantization
+        if kind is not None and (self.has_teacher or self.evaluates_teacher):
+            yield lambda: require_quantization(kind, environment.uses_gpu(self.device))
         if self.answers_prompts and self.generation.engine_python is not None:
             yield self.engine_installation
 

@@ -87,7 +87,7 @@ from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.phases import ALL, Shard
 from joulelab.runs.record import Result
 from joulelab.train.bf16_weights import cast_weights
-from joulelab.zoo.pretrained import load_tokenizer, weights_identity
+from joulelab.zoo.pretrained import load_tokenizer
 
 JUDGE_STAGE = StageSpec("teacher.judge", "teacher", "judge")
 PAIRS_STAGE = StageSpec("data.preferences", "data", "filter")
@@ -189,7 +189,7 @@ def _judge_model_identity(context: CausalContext) -> str:
     judge = context.spec.preferences.judge
     if judge.server is not None:
         return f"{judge.server.rstrip('/')}#{judge.model or context.spec.teacher.model}"
-    return context.teacher_identity if judge.model is None else weights_identity(judge.model)
+    return context.frozen_identity(judge.model or context.spec.teacher.model)
 
 
 def _judge_identity(context: CausalContext) -> str:

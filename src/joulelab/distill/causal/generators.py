@@ -87,6 +87,7 @@ def choose_engine(context: CausalContext, teacher: TeacherSource) -> ChosenEngin
     if name != "auto":
         return ChosenEngine(name)
     is_configured = spec.generation.engine_python is not None and context.device.type == "cuda"
+    is_configured &= spec.teacher.quantization is None  # quantized here, which another process cannot load
     if is_configured and spec.generation.answer.num_beams == 1 and vllm_uses_less_energy(_shape(context, teacher)):
         return ChosenEngine("vllm", spec.engine_installation())
     return ChosenEngine("builtin")
@@ -153,16 +154,17 @@ def local_generator(
     answer: GenerationSettings,
     batch_size: int,
     prompts: Sequence[Prompt],
+    passes: float = 1.0,
 ) -> Generator:
     """The builtin engine, or that of an installed package, for a model in this process; `prompts` are all that it will
-    get. A student in training generates here, whatever engine the teacher has."""
+    get, `passes` how often. A student in training generates here, whatever engine the teacher has."""
     generation = context.spec.generation
     if lookup.ENGINES.origin(generation.engine) is not None:
         engine: EngineFactory = lookup.ENGINES.resolve(generation.engine)
         return engine(model, context.tokenizer, answer, identity=identity, batch_size=batch_size)
     return TransformersGenerator(
         model, context.tokenizer, answer,
-        identity=identity, batch_size=batch_size, cache=generation.cache, whole=prompts,
+        identity=identity, batch_size=batch_size, cache=generation.cache, whole=prompts, passes=passes,
         compile_step={"auto": None, "on": True, "off": False}[generation.compile],
         note_setup=context.run.note_setup, note=context.run.note,
     )  # fmt: skip

@@ -22,11 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from joulelab.data.chat.encoding import DocumentStore, tokenizer_sha256, vocab_size_of
-from joulelab.data.chat.packing import PackedRows, pack
+from joulelab.data.chat.packing import (
+    QUANTIZED_SHARE,
+    ROUNDING_SHARE,
+    PackedAttention,
+    PackedRows,
+    pack,
+    use_packed_attention,
+)
 from joulelab.data.chat.templates import read_template
 from joulelab.distill.causal.config import SHAPES, STARTS_FROM_SFT, CausalSpec, CausalStudent, Lora, Shape
 from joulelab.distill.runner import Runner
 from joulelab.errors import ConfigError
+from joulelab.infer.config import gguf_file
 from joulelab.infer.generation.completions import Prompt
 from joulelab.runs import environment
 from joulelab.runs.artifacts import Artifact
@@ -44,6 +52,8 @@ from joulelab.zoo.pretrained import (
     seeded_init,
     weights_identity,
 )
+from joulelab.zoo.quantization import is_quantized
+from joulelab.zoo.quantized_layers import quantization_of, quantize
 from joulelab.zoo.students import check_layers
 
 MAX_POSITIONS = 4096
@@ -100,6 +110,11 @@ def lm_head_weight(model: nn.Module) -> Tensor:
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     weight: Tensor = head.weight
     return weight
+
+
+def packed_attention(model: nn.Module) -> PackedAttention:
+    """Of a model that may have quantized weights."""
+    return use_packed_attention(model, ROUNDING_SHARE if quantization_of(model) is None else QUANTIZED_SHARE)
 
 
 # checks by configuration, before anything is computed
@@ -414,13 +429,23 @@ class CausalContext:
 
     @cached_property
     def teacher_identity(self) -> str:
-        return weights_identity(self.spec.teacher.model)
+        return self.frozen_identity(self.spec.teacher.model)
+
+    def frozen_identity(self, name: str) -> str:
+        """Of a model as `load_frozen` loads it: quantized weights are other weights."""
+        kind = self.spec.teacher.quantization
+        return weights_identity(name) if kind is None else f"{weights_identity(name)} as {kind}"
 
     @property
     def teacher_precision(self) -> torch.dtype:
+        """Of activations, and of weights that are not quantized."""
         chosen = self.spec.teacher.precision
-        half = chosen == "bf16" or (chosen == "auto" and self.device.type == "cuda")
-        return torch.bfloat16 if half else torch.float32
+        half = chosen == "auto" and self.device.type == "cuda"
+        return torch.bfloat16 if half or chosen == "bf16" or is_quantized(chosen) else torch.float32
+
+    @property
+    def teacher_precision_key(self) -> str:
+        return self.spec.teacher.quantization or str(self.teacher_precision)
 
     def load_teacher(self) -> nn.Module:
         return self.load_frozen(self.spec.teacher.model)
@@ -431,7 +456,12 @@ class CausalContext:
         if name not in self._loaded:
             self.release_teacher()
             model = cast_weights(load_causal_lm(name), self.teacher_precision).to(self.device)
+            if self.spec.teacher.quantization is not None:
+                model = quantize(model, self.spec.teacher.quantization)
             self._loaded[name] = expose_hidden_states(model.eval().requires_grad_(False))
+            if gguf_file(name) is not None:
+                runs_as = self.spec.teacher.quantization or str(self.teacher_precision).removeprefix("torch.")
+                self.run.note(f"the weights of the GGUF file {name} were dequantized: the model runs as {runs_as}")
         return self._loaded[name]
 
     def release_teacher(self) -> None:

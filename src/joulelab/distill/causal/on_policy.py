@@ -52,17 +52,22 @@ from joulelab.errors import JoulelabError
 from joulelab.infer.generation.completions import (
     Completion,
     GenerationProgress,
+    Generator,
     Prompt,
     completion_key,
     encode_prompt,
     generate_into,
     read_completions,
 )
+from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.runs.paths import read_json, write_json
 from joulelab.train.budget import Position
 from joulelab.train.parallel import gathered
 from joulelab.train.training_session import StageOpener
+
+# Of the GPU's memory: a larger cache of the decoder is freed after every round.
+_KEPT_CACHE_SHARE = 0.2
 
 GENERATE, SCORE = ("student.generate", "student", "generate"), ("teacher.score", "teacher", "score")
 
@@ -197,6 +202,7 @@ class Rollouts:
         self._orders: dict[int, Sequence[int]] = {}
         self._round = -1
         self._batches: dict[int, ScoredBatch] = {}
+        self._generator: Generator | None = None
         self._totals = {"completions": 0, "tokens": 0, "truncated": 0, "scored_rows": 0, "scored_tokens": 0}
         self._open: StageOpener | None = None
 
@@ -208,6 +214,7 @@ class Rollouts:
     def close(self) -> None:
         """The training has ended: its tokens are not needed any more."""
         self._batches.clear()
+        self._generator = None
         self._ranks.barrier()
         if self._ranks.is_first:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -332,10 +339,7 @@ class Rollouts:
 
             for settings, requests in work:
                 prompts = [request.prompt for request in requests]
-                generator = local_generator(
-                    context, self._copy.model, identity, settings, self._policy.batch_size, prompts
-                )
-                answers = generate_into(path, generator, prompts, tick)
+                answers = generate_into(path, self._generator_for(settings, identity), prompts, tick)
                 found += list(zip(requests, answers, strict=True))
             every = [answer for _, answers in found for answer in answers]
             if any(not answer.ids for answer in every):
@@ -346,8 +350,44 @@ class Rollouts:
             truncated = sum(answer.finish_reason == "length" for answer in every)
             self._add(completions=len(every), tokens=sum(len(answer.ids) for answer in every), truncated=truncated)
             stage.count(samples=self._totals["completions"], tokens=self._totals["tokens"])
+        self._release_large_decoder()
         self._return_memory()
         return found
+
+    def _generator_for(self, settings: GenerationSettings, identity: str) -> Generator:
+        """Its decoder lives as long as the training: compiling and capturing take longer than a round of generation,
+        and captured steps read the weights of the copy, which are replaced in place."""
+        if isinstance(self._generator, TransformersGenerator):
+            self._generator = self._generator.renewed(settings.seed, identity)
+        else:
+            batch = min(self._policy.batch_size, self._prompts_per_round)
+            self._generator = local_generator(
+                self._context, self._copy.model, identity, settings, batch, self._prompts, self._passes
+            )
+        return self._generator
+
+    @property
+    def _prompts_per_round(self) -> int:
+        """Of this rank, at most."""
+        return self._prompts_per_batch * self._config.accumulate * self._policy.sync_every
+
+    @property
+    def _passes(self) -> float:
+        """How often this rank answers all prompts, as far as the budget says it; an energy budget alone does not."""
+        budget, config = self._context.spec.budget, self._config
+        if budget.tokens is None:
+            return 1.0
+        trained = budget.tokens * ((1 - budget.start_share) if self._context.spec.sft_first else 1)
+        batches = trained / (config.batch_size * self._context.spec.data.row_length * self._ranks.world)
+        return batches * self._policy.student_share * self._prompts_per_batch / len(self._prompts)
+
+    def _release_large_decoder(self) -> None:
+        """Training needs the memory of a large cache more than the next round needs its decoder."""
+        generator = self._generator
+        if self._context.device.type != "cuda" or not isinstance(generator, TransformersGenerator):
+            return
+        if generator.cache_bytes > _KEPT_CACHE_SHARE * torch.cuda.mem_get_info(self._context.device)[1]:
+            generator.release_decoder()
 
     def _return_memory(self) -> None:
         """Training and the decoder take turns: what torch keeps for one is not free for the other's estimate."""

@@ -16,9 +16,9 @@ from torch import nn
 
 from joulelab.data import sources
 from joulelab.data.chat.encoding import DocumentStore
-from joulelab.data.chat.packing import CausalBatch, PackedRows, use_packed_attention
+from joulelab.data.chat.packing import CausalBatch, PackedRows
 from joulelab.distill.causal.config import CausalSpec
-from joulelab.distill.causal.models import TEST, TRAIN, VALIDATION, CausalContext, lm_head_weight
+from joulelab.distill.causal.models import TEST, TRAIN, VALIDATION, CausalContext, lm_head_weight, packed_attention
 from joulelab.distill.runner import StageSpec
 from joulelab.errors import ConfigError
 from joulelab.evaluate.exact_answers import grade_answers, graded_items, read_questions
@@ -128,7 +128,7 @@ def evaluate_model(
         "answers": None if answers is None else sources.content_hash(answers),
         "harness_files": None if task_files is None else sources.content_hash(task_files),
         "rows": spec.data.row_length,
-        "precision": str(context.teacher_precision) if role == "teacher" else spec.training.precision,
+        "precision": context.teacher_precision_key if role == "teacher" else spec.training.precision,
     }
     parents = [bill, data.bill]
     if quality.answers:
@@ -188,7 +188,7 @@ def _harness(context: CausalContext, model: nn.Module, task: str) -> list[TaskFi
 
 
 def _held_out(context: CausalContext, model: nn.Module, rows: PackedRows, precision: str) -> HeldOutPredictions:
-    attention = use_packed_attention(model)
+    attention = packed_attention(model)
 
     def hidden_of(batch: CausalBatch) -> Any:
         return model(**attention.inputs(batch), hidden_only=True)

@@ -138,7 +138,7 @@ def _cache_work(context: CausalContext, data: Artifact, teacher: TeacherSource) 
         "tokenizer": context.tokenizer_identity,
         "codec": distill.codec,
         "temperature": distill.cached_temperature,
-        "precision": str(context.teacher_precision),
+        "precision": context.teacher_precision_key,
         "row_length": spec.data.row_length,
     }
     parents = [teacher.bill, data.bill]
@@ -275,7 +275,7 @@ class _GenerationWork:
             **generation,
             "voice": self.teacher.identity,  # the key's spelling: answers of earlier versions are found by it
             "server": spec.teacher.server,
-            "precision": str(self.context.teacher_precision),
+            "precision": self.context.teacher_precision_key,
         }
         if spec.generation.answer.do_sample:
             inputs["sampling"] = SAMPLING

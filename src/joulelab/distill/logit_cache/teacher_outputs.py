@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from joulelab.data.batches import BatchSource
-from joulelab.data.chat.packing import NOT_TRAINED, CausalBatch, PackedRows, causal_batch, use_packed_attention
-from joulelab.distill.causal.models import expose_hidden_states, lm_head_weight
+from joulelab.data.chat.packing import NOT_TRAINED, CausalBatch, PackedRows, causal_batch
+from joulelab.distill.causal.models import expose_hidden_states, lm_head_weight, packed_attention
 from joulelab.distill.chunked import compiled
 from joulelab.distill.logit_cache.cache_store import (
     DEFAULT_FLUSH,
@@ -120,7 +120,7 @@ class LiveTeacher:
     def __init__(self, model: nn.Module, vocabulary: int | None = None, compile_mode: str = "off") -> None:
         """`vocabulary`: number of ids that are tokens of both teacher and student; None: all rows of its head."""
         self.model = expose_hidden_states(model).eval().requires_grad_(False)
-        self._attention = use_packed_attention(self.model)
+        self._attention = packed_attention(self.model)
         self.weight_VE = lm_head_weight(self.model)
         self.vocabulary = len(self.weight_VE) if vocabulary is None else vocabulary
         if not 0 < self.vocabulary <= len(self.weight_VE):

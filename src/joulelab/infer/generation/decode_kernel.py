@@ -131,7 +131,12 @@ def attend_slots(query_RHD: Tensor, key_RTKD: Tensor, value_RTKD: Tensor, length
 
 
 def _splits(programs: int, positions: int) -> int:
-    return max(1, min(_PROGRAMS // programs, positions // _SPLIT_POSITIONS))
+    splits = max(1, positions // _SPLIT_POSITIONS)
+    # By comparison: if the number of rows is symbolic, torch.compile then assumes a range of it. Divided, the number
+    # would become a constant of the kernel, and every number of rows would be compiled for itself.
+    while splits > 1 and programs * splits > _PROGRAMS:
+        splits -= 1
+    return splits
 
 
 @triton.jit  # type: ignore[untyped-decorator]

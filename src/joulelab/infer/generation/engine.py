@@ -9,6 +9,7 @@ Shapes: R rows, one per answer of each prompt; V vocabulary; S steps.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,9 @@ from joulelab.infer.generation.static_decoder import (
     compiling_pays,
     compiling_prompts_pays,
     rows_that_fit,
+    sizes_that_pay,
 )
+from joulelab.zoo.quantized_layers import quantization_of
 
 StopCheck = Callable[[list[int]], bool]
 
@@ -170,6 +173,14 @@ def _beam_completion(ids: list[int], logs: list[float], settings: GenerationSett
 _STATIC_CACHE_MIN_STEPS = 32
 
 
+@dataclass
+class _KeptDecoder:
+    """What generators of one model share."""
+
+    support: ModelSupport | None = None
+    decoder: StaticDecoder | None = None
+
+
 class TransformersGenerator:
     """Generator for a transformers model. Batches follow the order of the prompts, so a resume forms the same
     batches."""
@@ -187,6 +198,7 @@ class TransformersGenerator:
         cache: CacheKind = "auto",
         compile_step: bool | None = None,
         whole: Sequence[Prompt] = (),
+        passes: float = 1.0,
         log_probabilities: bool = False,
         note_setup: SetupNote = lambda activity, begin_ns, end_ns: None,
         note: Callable[[str], None] = lambda text: None,
@@ -200,23 +212,39 @@ class TransformersGenerator:
 
         `whole`: all prompts of the work, if `generate` gets a part of them (after a resume, or a shard). Shapes are
         chosen for these: floating-point results depend slightly on shapes, and a part must generate the same text.
+        `passes`: how often they are answered, so that what pays over all of the work is compiled.
         """
         self.settings, self.identity, self.prompts_at_once = settings, identity, batch_size
-        self._model, self._tokenizer, self._cache, self._whole = model, tokenizer, cache, whole
+        self._model, self._tokenizer, self._cache, self._passes = model, tokenizer, cache, passes
+        self._whole = encode_prompts(tokenizer, whole)
         self._compile_step, self._note_setup, self._note = compile_step, note_setup, note
         self._log_probabilities = log_probabilities
-        self._decoder: StaticDecoder | None = None
-        self._support: ModelSupport | None = None
+        self._kept = _KeptDecoder()
         self._device = next(model.parameters()).device
         self._end_ids = end_ids(model, tokenizer)
         self._words = vocab_size_of(tokenizer)
         self._stops = StopTexts(tokenizer, settings.stop)
 
+    def renewed(self, seed: int, identity: str) -> TransformersGenerator:
+        """The same for other random numbers or changed weights; both share decoder, compiled layers and graphs."""
+        other = copy.copy(self)
+        other.settings, other.identity = self.settings.model_copy(update={"seed": seed}), identity
+        return other
+
+    def release_decoder(self) -> None:
+        """Free the memory of its cache; the next call makes another."""
+        self._kept.decoder = None
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of the decoder that is kept; 0 if there is none."""
+        return 0 if self._kept.decoder is None else self._kept.decoder.cache_bytes
+
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[list[Completion]]:
         encoded = encode_prompts(self._tokenizer, prompts)
         longest = max((len(prompt) for prompt in encoded), default=0)
         require_positions(self._model.config, longest, self.settings.max_new_tokens)
-        reader = self._reader(encode_prompts(self._tokenizer, self._whole) or encoded)
+        reader = self._reader(self._whole or encoded)
         for start in range(0, len(encoded), self.prompts_at_once):
             batch = encoded[start : start + self.prompts_at_once]
             with _explain_out_of_memory(self.prompts_at_once):
@@ -254,50 +282,59 @@ class TransformersGenerator:
         return None
 
     def _reader(self, encoded: Sequence[Sequence[int]]) -> CachedDecoder | StaticDecoder | None:
+        """For these prompts; None: beam search, which has its own cache."""
         if self.settings.num_beams > 1:
             return None
         n, new_tokens = self.settings.n, self.settings.max_new_tokens
         tokens = max((len(prompt) for prompt in encoded), default=0) + new_tokens
+        kept = self._kept.decoder
+        if kept is not None and min(len(encoded), self.prompts_at_once) * n <= kept.capacity and tokens <= kept.tokens:
+            return kept
+        self._kept.decoder = kept = None  # frees its cache before the next one is allocated
         on_gpu = self._device.type == "cuda"
         if on_gpu and self._cache != "growing":
             self.prompts_at_once = max(1, min(self.prompts_at_once, rows_that_fit(self._model, tokens) // n))
-        steps = new_tokens * -(-len(encoded) // self.prompts_at_once)
-        if self._cache == "growing" or (self._cache == "auto" and not (on_gpu and steps >= _STATIC_CACHE_MIN_STEPS)):
+        batches = math.ceil(self._passes * math.ceil(len(encoded) / self.prompts_at_once))
+        is_long = new_tokens * batches >= _STATIC_CACHE_MIN_STEPS
+        if self._cache == "growing" or (self._cache == "auto" and not (on_gpu and is_long)):
             return GrowingCacheDecoder(self._model)
         support = self._supported()
         if not support.slots:
             return GrowingCacheDecoder(self._model)
         rows = min(len(encoded), self.prompts_at_once) * n
-        if self._decoder is None or self._decoder.capacity < rows or self._decoder.tokens < tokens:
-            compile_step = compiling_pays(rows, steps) if self._compile_step is None else self._compile_step
-            self._decoder = None  # frees its cache before the next one is allocated
-            self._decoder = StaticDecoder(
-                self._model,
-                rows,
-                tokens,
-                self.settings,
-                words=self._words,
-                compile_step=compile_step and on_gpu,
-                compile_prompts=compile_step and on_gpu and compiling_prompts_pays(sum(map(len, encoded))),
-                fused=support.fused,
-                note_setup=self._note_setup,
-            )
-        return self._decoder
+        compile_step = self._compile_step
+        if compile_step is None:  # what compiling saves was measured without quantized layers
+            compile_step = quantization_of(self._model) is None and compiling_pays(rows, new_tokens * batches)
+        prompt_tokens = round(self._passes * sum(map(len, encoded)))
+        self._kept.decoder = StaticDecoder(
+            self._model,
+            rows,
+            tokens,
+            self.settings,
+            words=self._words,
+            sizes=sizes_that_pay(rows, new_tokens, batches, compile_step) if on_gpu else None,
+            compile_step=compile_step and on_gpu,
+            compile_prompts=compile_step and on_gpu and compiling_prompts_pays(prompt_tokens),
+            fused=support.fused,
+            note_setup=self._note_setup,
+            note=self._note,
+        )
+        return self._kept.decoder
 
     def _supported(self) -> ModelSupport:
         """Checked once: that takes several forward passes."""
-        if self._support is None:
+        if self._kept.support is None:
             begin_ns = clock.now().mono_ns
             with self._eval_mode():
-                self._support = check_model(self._model)
+                self._kept.support = check_model(self._model)
             self._note_setup("capture", begin_ns, clock.now().mono_ns)
-            if not self._support.slots:
+            if not self._kept.support.slots:
                 name = type(self._model).__name__
                 text = f"{name} does not use full attention, so it cannot use a cache of fixed size"
                 if self._cache == "fixed":
                     raise ConfigError(text, "use cache='growing'")
                 self._note(f"{text}; it generates with a cache that grows, which takes more time and energy on a GPU")
-        return self._support
+        return self._kept.support
 
     def _ends(self, ids: list[int]) -> bool:
         return ids[-1] in self._end_ids or self._stops.reached(ids)

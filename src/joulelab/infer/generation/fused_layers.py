@@ -124,8 +124,10 @@ class FusedLayers:
         owner = getattr(layer, owner_name, None)
         sources = [getattr(owner, name, None) for name in names]
         last = getattr(owner, last_name, None)
-        # Adapters and quantized layers are subclasses, or not linear layers at all.
+        # Adapters and quantized layers are subclasses, not linear layers at all, or have weights of another class.
         if owner is None or any(type(one) is not nn.Linear for one in (*sources, last)):
+            return
+        if any(type(one.weight) is not nn.Parameter for one in (*sources, last)):  # type: ignore[union-attr]
             return
         if len({(one.in_features, one.bias is None) for one in sources}) > 1:  # type: ignore[union-attr]
             return

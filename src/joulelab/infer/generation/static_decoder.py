@@ -2,8 +2,11 @@
 
 The step reads a token of every row, writes its keys and values, samples the next token and stores it, so the host only
 launches graphs. Every few steps it checks the tokens of the steps before, while the device works on the next ones: it
-finds finished answers (end tokens and stop texts), and when half of the rows are finished, the others move to a graph
-of half the size.
+finds finished answers (end tokens and stop texts), and when enough rows are finished, the others move to a graph for
+fewer rows. Graphs are captured when they are first needed, for the numbers of rows that `sizes_that_pay` chooses.
+
+A decoder outlives its batch: later ones find its cache, its compiled layer and its graphs, and read the weights as they
+are then. Compiled layers also serve later decoders of this process for models of the same shape.
 
 Rows have their own lengths: the cache has one slot per row, filled from position 0, so there is no padding to mask, and
 attention reads only the positions in use. A prompt is read once for all of its answers, except its last token: that is
@@ -15,10 +18,10 @@ Shapes: P prompts, R rows (`n` per prompt), T positions of a slot, S steps, H he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
 
@@ -36,6 +39,7 @@ from joulelab.infer.generation.sampler import sample_tokens
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.infer.recipes import capture_cuda_graph
 from joulelab.train.optim import repeated_blocks
+from joulelab.zoo.quantized_layers import quantization_of
 
 NAME = "joulelab_decode"
 _BLOCK = 64
@@ -53,6 +57,10 @@ _MIN_STEPS_LEFT = 16
 # Joules on an H200: to compile the step, and what every later step then saves, partly per row (docs/results.md).
 _COMPILE_J = 1500.0
 _SAVED_PER_STEP_J, _SAVED_PER_ROW_J = 0.35, 0.006
+# Joules on an H200: to capture a step that is compiled, and what a row takes per step.
+_CAPTURE_J, _ROW_STEP_J = 60.0, 0.002
+# Part of the steps for which a batch has half of its rows, if answers end evenly over the steps.
+_HALF_FINISHED = 0.25
 # Prompt tokens from which compiling the reading of prompts saves more energy than it uses.
 _COMPILED_PROMPT_TOKENS = 500_000
 # Of the free GPU memory: logits, activations and captured graphs need the rest.
@@ -154,18 +162,21 @@ class SlotCache(Cache):  # type: ignore[misc]
         return self.tokens
 
 
-def compile_copy(function: Any, **options: Any) -> Any:
-    """Compile a copy of a function: torch keeps at most eight variants of a function and runs further ones without
-    compiling them, and every decoder is another variant."""
+@lru_cache(maxsize=64)
+def compile_copy(function: Any, variant: Hashable, **options: Any) -> Any:
+    """Compile a copy of a function for each `variant`, once per process: torch keeps at most eight variants of a
+    function and silently runs further ones without compiling them."""
     code = function.__code__.replace()  # variants are kept with the code object
     copied = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     copied.__kwdefaults__ = function.__kwdefaults__
     return torch.compile(copied, **options)
 
 
-def compile_layer(model: Any, **options: Any) -> Any:
-    """The forward method that all layers share."""
-    return compile_copy(type(repeated_blocks(model)[0]).forward, **options)
+def compile_layer(model: Any, variant: Hashable, **options: Any) -> Any:
+    """The forward method that all layers share, with those of other models of the same shape."""
+    layer = repeated_blocks(model)[0]
+    shapes = tuple((name, tuple(weight.shape), weight.dtype) for name, weight in layer.named_parameters())
+    return compile_copy(type(layer).forward, (shapes, next(model.parameters()).device, variant), **options)
 
 
 @contextmanager
@@ -264,17 +275,21 @@ class StaticDecoder:
         settings: GenerationSettings,
         *,
         words: int | None = None,
+        sizes: Sequence[int] | None = None,
         compile_step: bool = False,
         compile_prompts: bool = False,
         fused: FusedLayers | None = None,
         note_setup: SetupNote = lambda activity, begin_ns, end_ns: None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`tokens`: length of the longest prompt plus its answer. Logits beyond the first `words` are padding of the
-        vocabulary. `note_setup` gets the times of compilations and captures."""
+        vocabulary. `sizes`: numbers of rows that a step may have, `rows` among them; None: all halves of it.
+        `note_setup` gets the times of compilations and captures, `note` remarks for the user."""
         device = next(model.parameters()).device
         self._model, self._settings, self._words, self._device = model, settings, words, device
         self._steps = settings.max_new_tokens
         self.capacity, self.tokens = rows, -(-tokens // _BLOCK) * _BLOCK
+        self._sizes = sorted(_halves(rows) if sizes is None else sizes)
         self._cache = SlotCache(rows, self.tokens, device)
         self._token_R = torch.zeros(rows, dtype=torch.long, device=device)
         self._numbers_RS = torch.zeros(rows, self._steps, dtype=torch.float64, device=device)
@@ -284,12 +299,21 @@ class StaticDecoder:
         self._run: dict[int, Callable[[], Any]] = {}
         self._prompt_graphs: dict[tuple[int, int], tuple[Callable[[], Any], Tensor, Tensor]] = {}
         self._prompt_shapes: set[tuple[int, int]] = set()
-        self._compile_step, self._compile_prompts, self._note_setup = compile_step, compile_prompts, note_setup
+        self._compile_step, self._compile_prompts = compile_step, compile_prompts
+        self._note_setup, self._note = note_setup, note
+        self._can_capture = device.type == "cuda"
         self._fused = fused
         self._prompt_layer: Any = None
         self._is_prompt = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
         self._positions_T = torch.arange(self.tokens, device=device)
-        self._sample: Any = compile_copy(sample_tokens, dynamic=False) if compile_step else sample_tokens
+        self._sample: Any = sample_tokens
+        if compile_step:
+            sampling = settings.model_dump(include={"do_sample", "temperature", "top_p", "top_k"})
+            self._sample = compile_copy(sample_tokens, (*sampling.items(), words, model.dtype, device))
+
+    @property
+    def cache_bytes(self) -> int:
+        return sum(states.nbytes for layer in self._cache.slots for states in (layer.keys, layer.values))
 
     def read_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
         """Fill the slots with the prompts without their last tokens, which the first step reads."""
@@ -304,7 +328,7 @@ class StaticDecoder:
 
     def _read(self, prompts: Sequence[Sequence[int]], slots_PN: Tensor) -> None:
         longest = len(prompts[0])
-        if self._device.type != "cuda" or len(prompts) * longest > _CAPTURED_PROMPT_TOKENS:
+        if not self._can_capture or len(prompts) * longest > _CAPTURED_PROMPT_TOKENS:
             # Kernels read 16 bytes at once where lengths allow it.
             ids_PT = _padded(prompts, -(-longest // _ALIGNED) * _ALIGNED).to(self._device)
             self._read_now(ids_PT, slots_PN.to(self._device))
@@ -323,7 +347,7 @@ class StaticDecoder:
             begin_ns = clock.now().mono_ns
             with self._prepared_model():
                 # Reads the prompts, too: the calls before the capture are the work itself.
-                run = capture_cuda_graph(partial(self._forward_prompts, ids_PT, slots_PN))
+                run = self._capture(partial(self._forward_prompts, ids_PT, slots_PN))
             self._prompt_graphs[rows, length] = run, ids_PT, slots_PN
             torch.cuda.synchronize()
             self._note_setup("capture", begin_ns, clock.now().mono_ns)
@@ -339,7 +363,7 @@ class StaticDecoder:
                 return
             begin_ns, is_first = clock.now().mono_ns, self._prompt_layer is None
             if is_first:
-                self._prompt_layer = compile_layer(self._model, dynamic=True)
+                self._prompt_layer = compile_layer(self._model, self._layer_variant, dynamic=True)
             slots = [PromptSlots(layer, slots_PN) for layer in self._cache.slots]
             with compiled_layers(self._model, slots, self._prompt_layer):
                 self._forward_prompts(ids_PT, slots_PN)
@@ -464,21 +488,33 @@ class StaticDecoder:
         return rows[kept], smaller
 
     def _bucket(self, rows: int) -> int:
-        """The capacity, or a half, a quarter, ... of it that is large enough."""
-        bucket = self.capacity
-        while bucket // 2 >= max(rows, _SMALLEST_BUCKET):
-            bucket //= 2
-        return bucket
+        """The smallest size that is large enough."""
+        return next(size for size in self._sizes if size >= rows)
 
     def _graph(self, bucket: int) -> Callable[[], Any]:
         if bucket not in self._run:
             step = partial(self._decode_one, bucket)
-            self._run[bucket] = self._captured(step) if self._device.type == "cuda" else partial(self._eager, step)
+            self._run[bucket] = self._captured(step) if self._can_capture else partial(self._eager, step)
         return self._run[bucket]
 
     def _eager(self, step: Callable[[], None]) -> None:
-        with self._prepared_model():
+        with self._prepared_model(), self._step_layers():
             step()
+
+    @property
+    def _layer_variant(self) -> Hashable:
+        return self.capacity, self.tokens, self._fused is not None
+
+    @contextmanager
+    def _step_layers(self) -> Iterator[None]:
+        """The first size is compiled as it is. If another one is needed, torch compiles once more, for any number of
+        rows, which then serves all further sizes."""
+        # Without slots there is nothing to compile for: the first call allocates them.
+        if not (self._compile_step and self._cache.slots):
+            yield
+            return
+        with compiled_layers(self._model, self._cache.slots, compile_layer(self._model, self._layer_variant)):
+            yield
 
     def _captured(self, step: Callable[[], None]) -> Callable[[], Any]:
         begin_ns = clock.now().mono_ns
@@ -489,16 +525,27 @@ class StaticDecoder:
         with self._prepared_model():
             if not self._cache.slots:
                 step()  # allocates the slots
-            if self._compile_step:
-                with compiled_layers(self._model, self._cache.slots, compile_layer(self._model, dynamic=False)):
-                    run = capture_cuda_graph(step)
-            else:
-                run = capture_cuda_graph(step)
+            with self._step_layers():
+                run = self._capture(step)
         for part, value in zip(state, before, strict=True):
             part.copy_(value)
         torch.cuda.synchronize()
         self._note_setup("compile" if self._compile_step else "capture", begin_ns, clock.now().mono_ns)
         return run
+
+    def _capture(self, run: Callable[[], None]) -> Callable[[], Any]:
+        """Kernels of a quantization library may wait for the host, which a graph cannot contain; without graphs they
+        give the same tokens more slowly."""
+        try:
+            return capture_cuda_graph(run)
+        except RuntimeError as error:
+            kind = quantization_of(self._model)
+            if kind is None:
+                raise
+            self._can_capture = False
+            reason = (str(error) or type(error).__name__).splitlines()[0][:120]
+            self._note(f"{kind}: generation runs without CUDA graphs, because its kernels cannot be captured: {reason}")
+            return partial(self._eager, run)
 
     def _decode_one(self, rows: int) -> None:
         places_R = self._cache.places_R[:rows]
@@ -528,6 +575,25 @@ def compiling_pays(rows: int, steps: int) -> bool:
 
 def compiling_prompts_pays(tokens: int) -> bool:
     return tokens >= _COMPILED_PROMPT_TOKENS
+
+
+def sizes_that_pay(rows: int, new_tokens: int, batches: int, compiled: bool) -> list[int]:
+    """Numbers of rows to capture the step for: all, and the halves of it that save more energy, with answers that end
+    early, than capturing uses. By the plan of the whole work only, not by what has ended already: a resume or a shard
+    must have the same shapes, because floating-point results depend slightly on them."""
+    sizes, cost_j = [rows], _COMPILE_J if compiled else _CAPTURE_J
+    for size in _halves(rows)[1:]:
+        if (sizes[-1] - size) * _ROW_STEP_J * new_tokens * _HALF_FINISHED * batches > cost_j:
+            sizes.append(size)
+            cost_j = _CAPTURE_J  # compiled for any number of rows by now
+    return sizes
+
+
+def _halves(rows: int) -> list[int]:
+    sizes = [rows]
+    while sizes[-1] // 2 >= _SMALLEST_BUCKET:
+        sizes.append(sizes[-1] // 2)
+    return sizes
 
 
 def _padded(prompts: Sequence[Sequence[int]], length: int) -> Tensor:

@@ -6,7 +6,10 @@ current answers. On a GPU the step is captured as a CUDA graph, one for each bat
 without a request compute a token that is discarded: cheaper than moving the others, because a small batch is bound by
 reading the weights.
 
-One thread owns the model. Other threads submit requests and receive tokens through queues.
+One thread owns the model. Other threads submit requests and receive tokens through queues. On a GPU the host works on
+the tokens of a step while the device computes the next one, so a finished request takes part in one step too many. With
+many requests, tokens are handed over several at a time: waking a thread for every token of every request takes longer
+than a step of a small model.
 
 Shapes: P prompts, R rows of the batch, T tokens, V vocabulary.
 """
@@ -36,6 +39,9 @@ from joulelab.infer.recipes import capture_cuda_graph
 
 # Prompt tokens that are read in one call, padding included: the running requests wait for it.
 _PROMPT_TOKENS_AT_ONCE = 8_192
+# Requests for which every token is handed over by itself; twice as many get two at a time.
+_SINGLE_TOKEN_REQUESTS = 16
+_START_TIMEOUT_S = 900.0
 
 
 class ServerBusy(JoulelabError):
@@ -64,6 +70,7 @@ class SlotBatch:
         self._model, self._words, self.slots, self.tokens = model, words, slots, tokens
         self._cache = _ServedSlots(slots, tokens, self._device)
         self._token_R = torch.zeros(slots, dtype=torch.long, device=self._device)
+        self._numbers_RT: Tensor | None = None
         self._places = [0] * slots
         self._graphs: dict[int, Callable[[], Tensor]] = {}
 
@@ -95,21 +102,55 @@ class SlotBatch:
 
     def release(self, slot: int) -> None:
         """A free slot below others stays in the batch; at position 0 it attends to one token."""
-        self._move([slot], [0])
+        self._places[slot] = 0
+        self._cache.places_R[slot].zero_()
 
-    def set_tokens(self, slots: Sequence[int], tokens_R: Tensor) -> None:
-        """Replace the most likely tokens, which a step has chosen, by sampled ones."""
-        self._token_R[torch.tensor(list(slots), device=self._device)] = tokens_R
+    def set_random_numbers(self, slot: int, prompt_tokens: int, numbers: NDArray[np.float64]) -> None:
+        """For the tokens after a prompt, by the position of the token before: a step finds them on the device."""
+        if self._numbers_RT is None:
+            self._numbers_RT = torch.zeros(self.slots, self.tokens, dtype=torch.float64, device=self._device)
+        begin = prompt_tokens - 1
+        self._numbers_RT[slot, begin : begin + len(numbers)] = torch.from_numpy(numbers).to(self._device)
 
-    def step(self, rows: int) -> tuple[list[int], Tensor]:
-        """The most likely next token of the first `rows` slots, and the logits."""
+    def slot_index(self, slots: Sequence[int]) -> Tensor:
+        return torch.tensor(list(slots), device=self._device)
+
+    def sample(self, slots_S: Tensor, logits_RV: Tensor, settings: GenerationSettings) -> None:
+        """After a step: replace the most likely tokens of these slots by sampled ones."""
+        assert self._numbers_RT is not None
+        numbers_S = self._numbers_RT[slots_S, self._cache.places_R[slots_S] - 1]
+        self._token_R[slots_S], _ = sample_tokens(logits_RV[slots_S], settings, numbers_S)
+
+    @property
+    def is_asynchronous(self) -> bool:
+        return self._device.type == "cuda"
+
+    def read_tokens(self, rows: int) -> Callable[[], list[int]]:
+        """The next tokens of the first `rows` slots, for the host: the returned function waits for them."""
+        tokens_R = self._token_R[:rows]
+        if not self.is_asynchronous:
+            found: list[int] = tokens_R.tolist()
+            return lambda: found
+        copied = torch.empty(rows, dtype=torch.long, pin_memory=True)
+        copied.copy_(tokens_R, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+
+        def wait() -> list[int]:
+            event.synchronize()
+            return copied.tolist()
+
+        return wait
+
+    def step(self, rows: int) -> Tensor:
+        """The most likely next token of the first `rows` slots is their next input; returns the logits."""
         if self._device.type == "cuda":
             logits_RV = self._graph(rows)()
         else:
             self._cache.positions_in_use = max(self._places[:rows]) + 1
             logits_RV = self._forward(rows)
         self._places[:rows] = [min(place + 1, self.tokens - 1) for place in self._places[:rows]]
-        return self._token_R[:rows].tolist(), logits_RV[:rows]
+        return logits_RV[:rows]
 
     def warm_up(self) -> None:
         """Allocate the cache and capture the graphs before the first request."""
@@ -170,8 +211,19 @@ class ServedRequest:
     events: queue.SimpleQueue[list[int] | str | JoulelabError] = field(default_factory=queue.SimpleQueue)
     cancelled: bool = False
     answer: list[int] = field(default_factory=list)
-    random_numbers: NDArray[np.float64] | None = None
-    """One per token of the answer; None for greedy decoding. From seed and prompt, whatever the batch."""
+    handed_over: int = 0
+    """Tokens of the answer that were put into `events`."""
+
+    def hand_over(self) -> None:
+        self.events.put(self.answer[self.handed_over :])
+        self.handed_over = len(self.answer)
+
+
+@dataclass(frozen=True)
+class _LaunchedStep:
+    requests: Sequence[tuple[int, ServedRequest]]
+    """(slot, request)"""
+    tokens: Callable[[], list[int]]
 
 
 class BatchEngine:
@@ -193,6 +245,8 @@ class BatchEngine:
         self._batch = SlotBatch(model, slots, context, self.vocabulary)
         self._running: dict[int, ServedRequest] = {}
         self._stops: dict[int, StopTexts] = {}
+        self._sampling: list[tuple[GenerationSettings, Tensor]] | None = []
+        self._launched: _LaunchedStep | None = None
         self._waiting: deque[ServedRequest] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -200,10 +254,14 @@ class BatchEngine:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._work, name="joulelab-batch", daemon=True)
 
-    def start(self) -> None:
+    def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Returns when the first request can be answered without further setup."""
         self._thread.start()
-        self._ready.wait()
+        if not self._ready.wait(timeout_s):
+            raise JoulelabError(
+                f"the model was not ready after {timeout_s:g} s of warm-up",
+                "try a smaller --batch-size or --context; on a GPU, check with nvidia-smi that it responds",
+            )
         if self._failure is not None:
             raise self._failure
 
@@ -268,42 +326,52 @@ class BatchEngine:
         for slot, request in admitted.items():
             self._stops[slot] = StopTexts(self.tokenizer, request.settings.stop)
             if request.settings.do_sample:
-                request.random_numbers = answer_random_numbers(request.settings, request.ids, request.number)
+                # From seed and prompt, whatever the batch.
+                numbers = answer_random_numbers(request.settings, request.ids, request.number)
+                self._batch.set_random_numbers(slot, len(request.ids), numbers)
         if admitted:
+            self._sampling = None
             self._batch.read([request.ids for request in admitted.values()], list(admitted))
         return True
 
     def _step(self) -> None:
-        if not self._running:  # all were canceled
-            return
-        tokens, logits_RV = self._batch.step(max(self._running) + 1)
-        for slot, token in self._sampled(logits_RV).items():
-            tokens[slot] = token
-        for slot, request in list(self._running.items()):
+        launched = self._launch() if self._running else None
+        if self._batch.is_asynchronous:
+            launched, self._launched = self._launched, launched
+        if launched is not None:
+            self._collect(launched)
+
+    def _launch(self) -> _LaunchedStep:
+        rows = max(self._running) + 1
+        logits_RV = self._batch.step(rows)
+        if self._sampling is None:
+            self._sampling = self._sampling_groups()
+        for settings, slots_S in self._sampling:
+            self._batch.sample(slots_S, logits_RV, settings)
+        return _LaunchedStep(list(self._running.items()), self._batch.read_tokens(rows))
+
+    def _collect(self, step: _LaunchedStep) -> None:
+        tokens, at_once = step.tokens(), -(-len(step.requests) // _SINGLE_TOKEN_REQUESTS)
+        for slot, request in step.requests:
+            if self._running.get(slot) is not request:  # it ended while the step was under way
+                continue
             request.answer.append(tokens[slot])
-            request.events.put([tokens[slot]])
             reason = self._finish_reason(slot, request)
+            # The first token at once: people wait for it.
+            if reason or request.handed_over == 0 or len(request.answer) - request.handed_over >= at_once:
+                request.hand_over()
             if reason:
                 request.events.put(reason)
                 self._remove(slot)
 
-    def _sampled(self, logits_RV: Tensor) -> dict[int, int]:
-        """Tokens of the rows that sample; rows with equal settings are sampled together."""
+    def _sampling_groups(self) -> list[tuple[GenerationSettings, Tensor]]:
+        """Rows with equal settings are sampled together."""
         groups: dict[tuple[float, float, int], list[int]] = {}
         for slot, request in self._running.items():
             chosen = request.settings
             if chosen.do_sample:
                 groups.setdefault((chosen.temperature, chosen.top_p, chosen.top_k), []).append(slot)
-        found: dict[int, int] = {}
-        for slots in groups.values():
-            requests = [self._running[slot] for slot in slots]
-            numbers = [one.random_numbers[len(one.answer)] for one in requests if one.random_numbers is not None]
-            rows_RV = logits_RV[torch.tensor(slots, device=logits_RV.device)]
-            numbers_R = torch.tensor(numbers, dtype=torch.float64, device=logits_RV.device)
-            tokens_R, _ = sample_tokens(rows_RV, requests[0].settings, numbers_R)
-            self._batch.set_tokens(slots, tokens_R)
-            found |= dict(zip(slots, tokens_R.tolist(), strict=True))
-        return found
+        return [(self._running[slots[0]].settings, self._batch.slot_index(slots)) for slots in groups.values()]
 
     def _finish_reason(self, slot: int, request: ServedRequest) -> str:
         token = request.answer[-1]
@@ -316,4 +384,5 @@ class BatchEngine:
     def _remove(self, slot: int) -> None:
         del self._running[slot]
         self._stops.pop(slot, None)
+        self._sampling = None
         self._batch.release(slot)

@@ -46,6 +46,9 @@ _READ_TIMEOUT_S = 60.0
 # Threads that make text would otherwise keep the interpreter for 5 ms while the model's thread waits for it.
 _SWITCH_INTERVAL_S = 0.0005
 _INCOMPLETE = "\ufffd"
+# Tokens whose text is made in one call, and how many earlier ones the next call begins with.
+_DECODED_TOGETHER, _DECODED_BEFORE = 24, 4
+_TOKEN_TIMEOUT_S = 600.0
 
 
 class TextStream:
@@ -54,18 +57,25 @@ class TextStream:
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
         self._tokenizer, self._stops = tokenizer, stops
         self._ids: list[int] = []
-        self._begin = self._read = 0
+        self._begin = 0
+        self._known = ""  # text of the tokens from `_begin` on, as far as it is part of `_text`
         self._text, self._sent = "", 0
 
     def add(self, ids: Sequence[int], last: bool = False) -> str:
         """New text after these tokens; all of it if they are the last."""
         self._ids += ids
-        # Tokens are decoded after a few earlier ones, because some tokenizers drop a space at the beginning.
-        known = self._decode(self._ids[self._begin : self._read])
+        # Tokens are decoded after a few earlier ones, because some tokenizers drop a space at the beginning; not after
+        # all of them, because that would take longer with every token.
         found = self._decode(self._ids[self._begin :])
-        if last or (len(found) > len(known) and not found.endswith(_INCOMPLETE)):
-            self._text += found[len(known) :]
-            self._begin, self._read = self._read, len(self._ids)
+        if last or (len(found) > len(self._known) and not found.endswith(_INCOMPLETE)):
+            self._text += found[len(self._known) :]
+            self._known = found
+            if len(self._ids) - self._begin >= _DECODED_TOGETHER:
+                self._begin = len(self._ids) - _DECODED_BEFORE
+                self._known = self._decode(self._ids[self._begin :])
+        if not self._stops:
+            new, self._sent = self._text[self._sent :], len(self._text)
+            return new
         text = truncate_at_stop(self._text, self._stops)
         end = len(text) if last or len(text) < len(self._text) else len(text) - self._held_back()
         new, self._sent = text[self._sent : end], max(self._sent, end)
@@ -293,9 +303,11 @@ class _Handler(BaseHTTPRequestHandler):
                 first = True
                 for ids, reason in _progress(one):
                     new = text.add(ids, last=reason is not None)
-                    if new or reason is not None or first:
+                    if first or reason is not None:
                         self.wfile.write(server_sent_event(answers.chunk(index, new, reason, first)))
                         first = False
+                    elif new:
+                        self.wfile.write(answers.text_event(index, new))
         except JoulelabError as error:  # the status line is sent already
             self.wfile.write(server_sent_event(error_body(error.message, "server_error")))
             return
@@ -340,7 +352,10 @@ def _progress(request: ServedRequest) -> Iterator[tuple[list[int], str | None]]:
     while True:
         ids: list[int] = []
         reason: str | None = None
-        event = request.events.get()
+        try:
+            event = request.events.get(timeout=_TOKEN_TIMEOUT_S)
+        except queue.Empty:
+            raise JoulelabError(f"no token for {_TOKEN_TIMEOUT_S:g} s: the model does not respond") from None
         while True:
             if isinstance(event, JoulelabError):
                 raise event

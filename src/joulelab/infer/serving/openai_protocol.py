@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from joulelab.infer.generation.settings import GenerationSettings
 
 MAX_BODY_BYTES = 4 << 20
+_TEXT_MARK = "\u0000"
 MAX_ANSWERS = 64
 """Of one request: prompts times `n`."""
 # The defaults of the protocol; a chat answer without a limit would run to the end of the context.
@@ -210,6 +211,7 @@ class AnswerFormat:
     model: str
     identity: str
     created: int
+    _around_text: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, request: AnswerRequest, model: str) -> AnswerFormat:
@@ -234,6 +236,15 @@ class AnswerFormat:
         own = {"delta": {**role, "content": text}} if self.request.kind == "chat" else {"text": text}
         choice = {"index": index, **own, "logprobs": None, "finish_reason": reason}
         return {**self._head(".chunk"), "choices": [choice]}
+
+    def text_event(self, index: int, text: str) -> bytes:
+        """A chunk with text only, as a server-sent event. Everything but the text is made once per answer: thousands of
+        these are written per second."""
+        if index not in self._around_text:
+            before, after = json.dumps(self.chunk(index, _TEXT_MARK)).split(json.dumps(_TEXT_MARK))
+            self._around_text[index] = before, after
+        before, after = self._around_text[index]
+        return f"data: {before}{json.dumps(text, ensure_ascii=False)}{after}\n\n".encode()
 
     def usage_chunk(self, usage: Mapping[str, int]) -> dict[str, Any]:
         return {**self._head(".chunk"), "choices": [], "usage": usage}
