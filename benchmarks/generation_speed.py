@@ -24,6 +24,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,7 @@ SHAPES = {"tiny": (2, 64, 4, 2, 128), "135M": (30, 576, 9, 3, 1536), "1.7B": (24
 VOCABULARY = 49_152
 TRIED = ",".join(f"{rows}x1:{tokens}" for tokens in ("24/96", "256/256", "1024/128") for rows in (1, 8, 128, 1024))
 MOST_ROUNDS = 40
+_VLLM_GRACE_S = 40.0
 Window = tuple[int, int]
 
 
@@ -284,6 +286,11 @@ class Bench:
         setup: list[Window] = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, env=environment) as worker:
             assert worker.stdout is not None
+            # An engine that hangs would keep the machine: it ends with the time of this call.
+            left_s = self.options.limit_s - (time.monotonic() - self.begin_s)
+            limit = threading.Timer(max(1.0, left_s + _VLLM_GRACE_S), worker.kill)
+            limit.daemon = True
+            limit.start()
             for line in worker.stdout:
                 if not line.startswith("RESULT "):
                     continue
@@ -302,6 +309,7 @@ class Bench:
                     print(f"vLLM stopped, {self.options.limit_s:.0f} s have passed", flush=True)
                     worker.kill()
                     break
+        limit.cancel()
         if worker.returncode:
             print(f"vLLM ended with exit code {worker.returncode}", flush=True)
         return results

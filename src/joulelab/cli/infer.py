@@ -179,7 +179,13 @@ def infer(
     ] = None,
     engine: Annotated[
         str | None,
-        _option(_SERVER, "builtin", "Start an engine with --model MODEL for this run.", "--engine"),
+        _option(
+            _SERVER, "NAME", "Start an engine with --model MODEL for this run: builtin, vllm or sglang.", "--engine"
+        ),
+    ] = None,
+    engine_python: Annotated[
+        str | None,
+        _option(_SERVER, "FILE", "Python of the environment in which vLLM or SGLang is installed.", "--engine-python"),
     ] = None,
     concurrency: Annotated[
         str | None,
@@ -299,7 +305,8 @@ _FOR_LOGS = ("from_log", "latency_ms", "idle_from", "time_zone", "period")
 _FOR_PAIRS = ("against", "distilled_by")
 _FOR_TEXT = ("prompts", "prompt_tokens", "new_tokens")
 _FOR_SERVERS = (
-    *("server", "engine", "concurrency", "rate", "duration", "max_ttft", "max_tpot", "percentile", "table"),
+    *("server", "engine", "engine_python", "concurrency", "rate", "duration", "max_ttft", "max_tpot", "percentile"),
+    "table",
 )
 _ALSO_FOR_SERVERS = (
     *("words", "prompts", "prompt_tokens", "new_tokens", "dtype", "device", "batch_size", "threads", "max_time"),

@@ -159,6 +159,7 @@ def _one_batch_size(text: str) -> int:
 FLAGS: Mapping[str, Flag] = {
     "server": Flag("server"),
     "engine": Flag("engine"),
+    "engine_python": Flag("engine_python"),
     "concurrency": Flag("concurrency", _concurrencies),
     "rate": Flag("rates", _rates),
     "duration": Flag("duration_s"),

@@ -129,18 +129,40 @@ def test_the_earlier_name_of_the_builtin_engine_is_accepted(lab):
 
 
 @pytest.mark.parametrize(
-    ("device", "wins", "chosen"), [("cuda", True, "vllm"), ("cuda", False, "builtin"), ("cpu", True, "builtin")]
+    ("device", "wins", "chosen", "note"),
+    [
+        ("cuda", True, "vllm", "auto: vllm 0.99.0, which uses less energy for this work"),
+        ("cuda", False, "builtin", "auto: builtin, because it uses less energy for this work than vLLM"),
+        ("cpu", True, "builtin", "auto: builtin, because vllm needs a GPU"),
+    ],
 )
-def test_auto_chooses_vllm_where_it_is_configured_and_uses_less_energy(lab, monkeypatch, python, device, wins, chosen):
+def test_auto_chooses_vllm_where_it_is_configured_and_uses_less_energy(
+    lab, monkeypatch, python, device, wins, chosen, note
+):
     spec = check(lab.settings("synthetic", generation={"engine_python": python}))
-    shapes = []
+    shapes, notes = [], []
     monkeypatch.setattr(generators, "vllm_uses_less_energy", lambda shape: shapes.append(shape) or wins)
-    context = SimpleNamespace(spec=spec, device=SimpleNamespace(type=device))
+    context = SimpleNamespace(
+        spec=spec, device=SimpleNamespace(type=device), run=SimpleNamespace(note=notes.append)
+    )  # fmt: skip
     teacher = SimpleNamespace(name=spec.teacher.model, weights=spec.teacher.model)
     assert choose_engine(context, teacher).name == chosen
+    assert len(notes) == 1 and note in notes[0]
     if device == "cuda":
         assert (shapes[0].answers, shapes[0].rows, shapes[0].new_tokens) == (24, 8, 12)
         assert 10_000 < shapes[0].parameters < 100_000
+
+
+def test_auto_does_not_choose_an_engine_that_was_not_measured(lab, tmp_path):
+    found = str(engine_stand_in.write(tmp_path, "sglang"))
+    spec, notes = check(lab.settings("synthetic", generation={"engine_python": found})), []
+    for one in spec.checks():
+        one()
+    context = SimpleNamespace(
+        spec=spec, device=SimpleNamespace(type="cuda"), run=SimpleNamespace(note=notes.append)
+    )  # fmt: skip
+    teacher = SimpleNamespace(name=spec.teacher.model, weights=spec.teacher.model)
+    assert choose_engine(context, teacher).name == "builtin" and "sglang was not measured" in notes[0]
 
 
 def test_one_engine_per_job_and_not_per_rank(lab, python):

@@ -43,6 +43,8 @@ def complete(model, tokenizer, body, chat):
     own = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
     ids = torch.tensor([own])
     ends = body.get("stop_token_ids") or [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    if body.get("ignore_eos"):
+        ends = [-1]
     sampling = {"do_sample": False}
     if body["temperature"]:
         sampling = {"do_sample": True, "temperature": body["temperature"], "top_p": body["top_p"], "top_k": 0}
@@ -71,7 +73,17 @@ def handler(model, tokenizer):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with ONE_AT_A_TIME:  # the seed is the process's
-                self.reply(complete(model, tokenizer, body, self.path.endswith("/chat/completions")))
+                found = complete(model, tokenizer, body, self.path.endswith("/chat/completions"))
+            self.stream(found) if body.get("stream") else self.reply(found)
+
+        def stream(self, whole):
+            """The text in one chunk, then the usage."""
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            for part in ({"choices": whole["choices"]}, {"choices": [], "usage": whole["usage"]}):
+                self.wfile.write(f"data: {json.dumps(part)}\n\n".encode())
+            self.wfile.write(b"data: [DONE]\n\n")
 
         def reply(self, value):
             data = json.dumps(value).encode()

@@ -2,12 +2,18 @@
 
 import csv
 import json
+import subprocess
+import sys
+import tempfile
 
+import engine_stand_in
+import psutil
 import pytest
 from commands import joulelab_here, shown
 from tiny_lm import make_model, make_tokenizer
 
-from joulelab.infer.serving import config
+from joulelab.errors import JoulelabError
+from joulelab.infer.serving import config, serving_pipeline
 from joulelab.infer.serving.config import ServingSpec
 from joulelab.meter.config import EnergyConfig
 from joulelab.runs.spec import check
@@ -79,6 +85,31 @@ def test_an_engine_is_started_measured_and_stopped(tmp_path):
     assert record["findings"]["serve.r6"]["serving"]["engine"]["dtype"] == "fp32"
 
 
+@pytest.mark.slow
+def test_vllm_is_started_as_a_child_measured_and_stopped(tmp_path):
+    """Against a stand-in that speaks its protocol."""
+    python = engine_stand_in.write(tmp_path / "environment")
+    make_model().save_pretrained(tmp_path / "tiny")
+    make_tokenizer().save_pretrained(tmp_path / "tiny")
+    words = ("--engine", "vllm", "--engine-python", python, "--model", tmp_path / "tiny", "--concurrency", "2")
+    done = measure(tmp_path / "runs", *words, *SHORT)
+    assert done.returncode == 0, done.stderr
+    record = shown(tmp_path / "runs")
+    stages = {stage["name"]: stage for stage in record["stages"]}
+    assert stages["engine.start"]["role"] == "setup" and stages["serve.c2"]["tokens"] > 0
+    row = record["findings"]["serve.c2"]["serving"]
+    assert row["engine"]["engine"] == "vllm 0.99.0" and row["server"] == "engine vllm"
+    commands = [" ".join(one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"])]
+    assert not [one for one in commands if "api_server" in one and str(tmp_path) in one]
+
+
+def test_a_builtin_engine_that_never_becomes_ready_is_stopped():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.PIPE, text=True)
+    with tempfile.TemporaryFile("w+") as messages, pytest.raises(JoulelabError, match=r"not ready after 0.1 s"):
+        serving_pipeline._facts_of(child, messages, 0.1, lambda: None)
+    assert child.poll() is not None
+
+
 @pytest.mark.parametrize(
     "words, text",
     [
@@ -88,6 +119,11 @@ def test_an_engine_is_started_measured_and_stopped(tmp_path):
         (("--engine", "builtin", "--model", "no/such/folder"), "no/such/folder"),
         (("--server", "http://127.0.0.1:9/v1", "--engine", "builtin"), "either a running server"),
         (("--server", "http://127.0.0.1:9/v1", "--dtype", "bf16"), "dtype belongs to an engine"),
+        (("--engine", "vllm", "--model", "TINY"), "set --engine-python"),
+        (("--engine", "vllm", "--model", "TINY", "--engine-python", sys.executable), "vllm is not installed"),
+        (("--engine", "vllm", "--model", "TINY", "--batch-size", "4"), "batch_size belongs to the builtin engine"),
+        (("--engine", "sglang", "--model", "TINY", "--dtype", "nf4"), "is a format of the builtin engine"),
+        (("--engine", "builtin", "--model", "TINY", "--engine-python", "p"), "belong to --engine vllm"),
         (("--server", "http://127.0.0.1:9/v1", "--concurrency", "0"), "concurrency"),
         (("--server", "http://127.0.0.1:9/v1", "--concurrency", "two"), "whole numbers"),
         (("--server", "http://127.0.0.1:9/v1", "--prompt-tokens", "9-3"), "wrong order"),
@@ -98,7 +134,10 @@ def test_an_engine_is_started_measured_and_stopped(tmp_path):
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_the_run(words, text, tmp_path):
-    done = measure(tmp_path / "runs", *words)
+    if "TINY" in words:
+        make_model().save_pretrained(tmp_path / "tiny")
+        make_tokenizer().save_pretrained(tmp_path / "tiny")
+    done = measure(tmp_path / "runs", *(tmp_path / "tiny" if word == "TINY" else word for word in words))
     assert done.returncode == 2 and text in " ".join(done.stderr.split()), done.stderr
     assert not (tmp_path / "runs").exists()
 

@@ -136,8 +136,8 @@ class Generation(Section):
     engine: str = "auto"
     """`builtin`: the model in this process. `vllm`, `sglang`: started as a child process in the environment of
     engine_python, and billed. `server`: the one at teacher.server. `auto`: that server if it is set, vLLM if
-    engine_python is set and vLLM is known to use less energy for this work, otherwise builtin. Or the engine of an
-    installed package."""
+    engine_python is set and vLLM is known to use less energy for this work, otherwise builtin, with a note on the
+    choice. Or the engine of an installed package."""
     engine_python: str | None = None
     """Python of the environment in which vLLM or SGLang is installed, for example /opt/vllm/bin/python."""
     engine_args: tuple[str, ...] = ()
@@ -821,10 +821,17 @@ class CausalSpec(LanguageModelSpec):
             yield self.engine_installation
 
     def engine_installation(self) -> EngineInstallation:
-        """The engine that `generation.engine_python` has; raises ConfigError if it has none."""
+        """The engine that `generation.engine_python` has; raises ConfigError if it has none. With `auto`, vLLM if both
+        are installed: only vLLM was measured."""
         generation = self.generation
-        name = generation.engine if generation.engine in CHILD_ENGINES else "vllm"
-        return EngineInstallation.find(name, generation.engine_python, generation.engine_args)
+        names = (generation.engine,) if generation.engine in CHILD_ENGINES else CHILD_ENGINES
+        reasons: list[ConfigError] = []
+        for name in names:
+            try:
+                return EngineInstallation.find(name, generation.engine_python, generation.engine_args)
+            except ConfigError as error:
+                reasons.append(error)
+        raise reasons[0]
 
     def _check_harness_folder(self) -> None:
         folder = self.quality.harness_folder

@@ -86,11 +86,31 @@ def choose_engine(context: CausalContext, teacher: TeacherSource) -> ChosenEngin
         return ChosenEngine(name, spec.engine_installation())
     if name != "auto":
         return ChosenEngine(name)
-    is_configured = spec.generation.engine_python is not None and context.device.type == "cuda"
-    is_configured &= spec.teacher.quantization is None  # quantized here, which another process cannot load
-    if is_configured and spec.generation.answer.num_beams == 1 and vllm_uses_less_energy(_shape(context, teacher)):
-        return ChosenEngine("vllm", spec.engine_installation())
+    if spec.generation.engine_python is None:
+        return ChosenEngine("builtin")
+    installation = spec.engine_installation()
+    against = _why_not(context, teacher, installation)
+    if against is None:
+        context.run.note(f"generation.engine=auto: {installation.identity}, which uses less energy for this work")
+        return ChosenEngine(installation.name, installation)
+    context.run.note(f"generation.engine=auto: builtin, because {against}")
     return ChosenEngine("builtin")
+
+
+def _why_not(context: CausalContext, teacher: TeacherSource, installation: EngineInstallation) -> str | None:
+    """Why `auto` does not choose this engine; None: it does."""
+    spec = context.spec
+    if context.device.type != "cuda":
+        return f"{installation.name} needs a GPU"
+    if spec.generation.answer.num_beams > 1:
+        return f"the server of {installation.name} has no beam search"
+    if spec.teacher.quantization is not None:
+        return f"{spec.teacher.precision} weights are quantized in this process"
+    if installation.name != "vllm":
+        return f"{installation.name} was not measured"
+    if not vllm_uses_less_energy(_shape(context, teacher)):
+        return "it uses less energy for this work than vLLM with its start (docs/results.md)"
+    return None
 
 
 def _shape(context: CausalContext, teacher: TeacherSource) -> GenerationShape:

@@ -38,6 +38,8 @@ _POLL_S = 0.25
 _GRACE_S = 20.0
 # An engine that fails closes its connections before its process ends.
 _END_S = 3.0
+# A killed process that does not end is inside the driver; waiting longer does not help.
+_KILLED_S = 30.0
 _LOG_LINES = 12
 _WARM_UP_PROMPTS, _WARM_UP_TOKENS = 32, 8
 # Variables of this program's own environment and launcher, which would change what the engine imports or make it join
@@ -59,17 +61,19 @@ class EngineInstallation:
     """Added to the command line of its server."""
 
     @classmethod
-    def find(cls, name: str, python: str | None, arguments: Sequence[str] = ()) -> EngineInstallation:
-        """Asks the environment for the version, without importing the engine."""
-        if python is None:
+    def find(
+        cls, name: str, python: str | None, arguments: Sequence[str] = (), setting: str = "generation.engine_python"
+    ) -> EngineInstallation:
+        """Asks the environment for the version, without importing the engine. `setting` is how the user names it."""
+        if not python:
             raise ConfigError(
-                f"generation.engine={name} needs the Python of the environment that {name} is installed in",
-                f"set generation.engine_python, for example /opt/{name}/bin/python",
+                f"the engine {name} needs the Python of the environment that {name} is installed in",
+                f"set {setting}, for example /opt/{name}/bin/python",
             )
         # Not `resolve()`, which would follow the link of a virtual environment to the system's Python.
         path = Path(python).expanduser().absolute()
         if not os.access(path, os.X_OK) or path.is_dir():
-            raise ConfigError(f"generation.engine_python: {path} is not an executable file", "name a Python program")
+            raise ConfigError(f"{setting}: {path} is not an executable file", "name a Python program")
         question = f"import importlib.metadata as found; print(found.version({name!r}))"
         try:
             asked = subprocess.run(
@@ -77,13 +81,13 @@ class EngineInstallation:
                 capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, env=_environment(path), check=False,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise ConfigError(f"{path} does not run: {error}", "check generation.engine_python") from error
+            raise ConfigError(f"{path} does not run: {error}", f"check {setting}") from error
         version = asked.stdout.strip()
         if asked.returncode or not version:
             reason = (asked.stderr.strip().splitlines() or ["no version"])[-1]
             raise ConfigError(
                 f"{name} is not installed in the environment of {path}: {reason:.200}",
-                f"{path} -m pip install {name}, or set generation.engine_python to another environment",
+                f"{path} -m pip install {name}, or set {setting} to another environment",
             )
         return cls(name, path, version, tuple(arguments))
 
@@ -161,7 +165,7 @@ class EngineProcess:
                 raise JoulelabError(
                     f"{self.installation.name} was not ready after {waited_s:.0f} s; the end of {self.log}:\n"
                     + self.log_tail(),
-                    "raise generation.engine_timeout_s, or fix what the log reports",
+                    "raise engine_timeout_s, or fix what the log reports",
                 )
             line = (self.log_tail(1) or "starting").strip()
             if line != shown:
@@ -178,7 +182,7 @@ class EngineProcess:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             raise JoulelabError(
                 f"{self.installation.identity} {how}; the end of {self.log}:\n{self.log_tail()}",
-                "fix what the log reports; generation.engine_args are added to the engine's command line",
+                "fix what the log reports; engine_args are added to the engine's command line",
             )
 
     def log_tail(self, lines: int = _LOG_LINES) -> str:
@@ -200,7 +204,13 @@ class EngineProcess:
                 self._process.wait(_GRACE_S)
         end_all([worker for worker in workers if worker.is_running()])
         self._end_guard()
-        self._process.wait()
+        try:
+            self._process.wait(_KILLED_S)
+        except subprocess.TimeoutExpired:
+            raise JoulelabError(
+                f"{self.installation.name} (pid {self._process.pid}) did not end {_KILLED_S:g} s after SIGKILL",
+                "a process that waits for the GPU's driver cannot be ended; check the driver with nvidia-smi",
+            ) from None
 
     def _end_guard(self) -> None:
         with suppress(ProcessLookupError):

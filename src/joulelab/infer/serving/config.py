@@ -30,6 +30,7 @@ from joulelab.infer.config import (
     require_usable_model,
     require_weights,
 )
+from joulelab.infer.generation.engine_process import CHILD_ENGINES, EngineInstallation
 from joulelab.infer.generation.server import Endpoint, locate_server, server_address, with_children
 from joulelab.infer.serving.client_load import LoadLevel, SentRequest, StreamingClient
 from joulelab.meter.config import EnergyConfig
@@ -167,8 +168,15 @@ class ServingSpec(RunSpec):
     """The pipeline that runs the stages."""
     server: str = ""
     """Address of a running server up to /v1, for example http://localhost:8000/v1; empty: `engine` starts one."""
-    engine: Literal["", "builtin"] = ""
-    """Engine to start for this run: builtin (`joulelab serve`)."""
+    engine: Literal["", "builtin", "vllm", "sglang"] = ""
+    """Engine to start for this run: builtin (`joulelab serve`), or vllm or sglang in the environment of
+    `engine_python`."""
+    engine_python: str = ""
+    """Python of the environment in which vLLM or SGLang is installed, for example /opt/vllm/bin/python."""
+    engine_args: tuple[str, ...] = ()
+    """Added to the command line of vLLM or SGLang, for example ["--quantization", "fp8"]."""
+    engine_timeout_s: float = Field(900.0, gt=0, allow_inf_nan=False)
+    """Time limit for an engine to load the model."""
     model: str = ""
     """Name of the model in requests (empty: the first that the server lists); with `engine`, the model to serve."""
     concurrency: tuple[Annotated[int, Field(ge=1, le=2048)], ...] = ()
@@ -246,12 +254,20 @@ class ServingSpec(RunSpec):
     @model_validator(mode="after")
     def _one_server(self) -> ServingSpec:
         if bool(self.server) == bool(self.engine):
-            raise ValueError("name either a running server (--server URL) or an engine to start (--engine builtin)")
+            raise ValueError("name either a running server (--server URL) or an engine to start (--engine NAME)")
         if self.engine and not self.model:
             raise ValueError("engine needs a model to serve (--model MODEL)")
         for name in ("dtype", "device", "batch_size", "context", "threads"):
             if self.server and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} belongs to an engine that this run starts; a running server has its own")
+        child = self.engine in CHILD_ENGINES
+        for name in ("device", "batch_size", "threads"):
+            if child and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} belongs to the builtin engine; {self.engine} has engine_args for it")
+        if child and is_quantized(self.dtype):
+            raise ValueError(f"dtype={self.dtype} is a format of the builtin engine; {self.engine} has engine_args")
+        if not child and (self.engine_python or self.engine_args):
+            raise ValueError("engine_python and engine_args belong to --engine vllm and --engine sglang")
         if self.max_time_s is not None and self.max_time_s < self.duration_s:
             raise ValueError(f"max_time_s ({self.max_time_s:g}) is shorter than duration_s ({self.duration_s:g})")
         return self
@@ -270,25 +286,45 @@ class ServingSpec(RunSpec):
         return not self.prompts if self.ignore_eos is None else self.ignore_eos
 
     @property
-    def served_model(self) -> ServedModel:
-        """With `engine`: what is served; checked."""
-        most = max((level.concurrency for level in self.levels), default=1)
+    def _context(self) -> int | None:
+        """What random prompts of the largest length need, at two tokens per word; None: unknown."""
         longest = Lengths.parse(self.prompt_tokens).largest * 2 + Lengths.parse(self.new_tokens).largest
         limit = max_positions(self.model)
-        context = None if self.prompts else min(max(64, longest), limit or longest)
+        return self.context or (None if self.prompts else min(max(64, longest), limit or longest))
+
+    @property
+    def child_engine(self) -> tuple[EngineInstallation, int]:
+        """With `engine` vllm or sglang: the installation and the context length; checked."""
+        require_weights(self.model, self.model)
+        if gguf_file(self.model) is not None:
+            raise ConfigError(f"{self.model}: {self.engine} is started with a folder or hub id, not a GGUF file")
+        require_usable_model(self.model, generate=True)
+        require_tokenizer(self.model)
+        limit = max_positions(self.model)
+        room = self._context or min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
+        require_positions(self.model, limit, [room])
+        found = EngineInstallation.find(self.engine, self.engine_python, self.engine_args, "--engine-python")
+        return found, room
+
+    @property
+    def served_model(self) -> ServedModel:
+        """With `engine` builtin: what is served; checked."""
+        most = max((level.concurrency for level in self.levels), default=1)
         return ServedModel.checked(
             model=self.model,
             dtype=self.dtype,
             device=self.device,
             batch_size=self.batch_size or (max(16, most) if most > 1 else None),
-            context=self.context or context,
+            context=self._context,
             threads=self.threads,
         )
 
     def checks(self) -> Iterator[Callable[[], object]]:
         if self.prompts:
             yield lambda: read_prompts(Path(self.prompts))
-        if self.engine:
+        if self.engine in CHILD_ENGINES:
+            yield lambda: self.child_engine
+        elif self.engine:
             yield lambda: self.served_model
         else:
             yield self.require_server

@@ -8,11 +8,13 @@ elsewhere is missing: this machine's meter sees only the client.
 from __future__ import annotations
 
 import json
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import IO, Any, cast
 
 from joulelab.data.inputs import input_bill, keep_recorded_commits
 from joulelab.errors import JoulelabError
+from joulelab.infer.generation.engine_process import CHILD_ENGINES, SERVED_NAME, start_engine
 from joulelab.infer.generation.server import locate_server, unmetered_gpus
 from joulelab.infer.serving.client_load import LoadRunner, LoadWindow, StreamingClient
 from joulelab.infer.serving.config import ServingSpec, api_key, gpus_of
@@ -30,6 +33,8 @@ from joulelab.train.stats.step_energy import energy_reader
 TRACKER = "serving"
 START = "engine.start"
 _STOP_S = 20.0
+_POLL_S = 0.25
+_SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,11 @@ def run_serving(run: RunContext) -> None:
     spec = cast(ServingSpec, run.spec)
     keep_recorded_commits(run)
     loads: list[LoadWindow] = []
-    with _started_engine(run, spec) if spec.engine else _running_server(run, spec) as server:
+    if spec.engine in CHILD_ENGINES:
+        opened = _child_engine(run, spec)
+    else:
+        opened = _builtin_engine(run, spec) if spec.engine else _running_server(run, spec)
+    with opened as server:
         run.note_device(server.device)
         requests = spec.requests(server.model)
         client = StreamingClient(server.url, api_key(), spec.timeout_s)
@@ -132,7 +141,33 @@ def _running_server(run: RunContext, spec: ServingSpec) -> Iterator[MeasuredServ
 
 
 @contextmanager
-def _started_engine(run: RunContext, spec: ServingSpec) -> Iterator[MeasuredServer]:
+def _child_engine(run: RunContext, spec: ServingSpec) -> Iterator[MeasuredServer]:
+    """vLLM or SGLang. Start and load are a stage; the load's own warm-up is left out of the steady window."""
+    from joulelab.zoo.pretrained import servable_model
+
+    input_bill(run, "model", spec.model, "model", role=None)
+    installation, context = spec.child_engine
+    place = servable_model(spec.model)
+    assert place is not None  # checked
+    dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}.get(spec.dtype, spec.dtype)
+    with run.stage(START, role="setup", activity="load"):
+        run.progress.write(f"starting {installation.identity} with {spec.model}")
+        engine = start_engine(
+            installation, place[0],
+            tokenizer=place[0], revision=place[1], dtype=dtype, context_length=context,
+            log=run.paths.folder / f"engine-{installation.name}.log", timeout_s=spec.engine_timeout_s,
+            check=run.stop.check, report=lambda line: run.progress.advance(0, line[:_SHOWN_CHARACTERS]),
+        )  # fmt: skip
+    try:
+        device = "cuda" if gpus_of((engine.pid,)) else "cpu"
+        facts = {"engine": installation.identity, "device": device, "dtype": dtype, "context": context}
+        yield MeasuredServer(engine.endpoint.base_url, SERVED_NAME, device, "", facts)
+    finally:
+        engine.stop()
+
+
+@contextmanager
+def _builtin_engine(run: RunContext, spec: ServingSpec) -> Iterator[MeasuredServer]:
     """Start, load and warm-up are a stage; the engine ends with the block, whatever happens inside."""
     input_bill(run, "model", spec.model, "model", role=None)
     served = spec.served_model
@@ -150,17 +185,27 @@ def _started_engine(run: RunContext, spec: ServingSpec) -> Iterator[MeasuredServ
         run.progress.write(f"starting {spec.engine} with {spec.model}")
         # In its own group: Ctrl-C reaches this process, which then stops the engine in order.
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True, start_new_session=True)
-        facts = _facts_of(child, messages)
+        facts = _facts_of(child, messages, spec.engine_timeout_s, run.stop.check)
     try:
         yield MeasuredServer(facts["url"], facts["model"], facts["device"], "", facts)
     finally:
         _stop(child)
 
 
-def _facts_of(child: subprocess.Popen[str], messages: IO[str]) -> dict[str, Any]:
+def _facts_of(
+    child: subprocess.Popen[str], messages: IO[str], timeout_s: float, check: Callable[[], None]
+) -> dict[str, Any]:
     """What the engine reports once it is ready."""
     assert child.stdout is not None
+    begin_s = time.monotonic()
     try:
+        while not select.select([child.stdout], [], [], _POLL_S)[0]:
+            check()
+            if time.monotonic() - begin_s > timeout_s:
+                raise JoulelabError(
+                    f"the engine was not ready after {timeout_s:g} s",
+                    "raise engine_timeout_s, or start it by hand to see its messages: joulelab serve MODEL",
+                )
         line = child.stdout.readline()
     except BaseException:
         _stop(child)
