@@ -50,8 +50,9 @@ def measure(url: str, server: psutil.Process, clients: int, options: argparse.Na
 
     def ask() -> None:
         for _ in range(options.requests):
-            done.append(SentRequest(time.monotonic_ns()))
-            client.ask(request := done[-1], "/completions", body)
+            request = SentRequest(time.monotonic_ns())
+            done.append(request)
+            client.ask(request, "/completions", body)
             if request.error:
                 raise SystemExit(f"a request failed: {request.error}")
 
