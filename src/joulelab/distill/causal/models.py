@@ -183,7 +183,8 @@ def _training_size(spec: CausalSpec, on_gpu: bool) -> ModelSize:
     beside, elsewhere = 0, ""
     live = spec.pipeline == "on-policy" or (spec.pipeline == "kd" and spec.distill.teacher == "live")
     if live and spec.teacher.server is None:
-        half = spec.teacher.precision == "bf16" or (spec.teacher.precision == "auto" and on_gpu)
+        precision = spec.teacher.precision  # quantized weights are bf16 while they are loaded
+        half = precision == "bf16" or is_quantized(precision) or (precision == "auto" and on_gpu)
         beside += _count(_meta_model(spec.teacher.model)) * (2 if half else 4)
         elsewhere = f"the teacher elsewhere, without its {size_text(beside)}: "
         elsewhere += "teacher.server" if spec.pipeline == "on-policy" else "distill.teacher=cached"
