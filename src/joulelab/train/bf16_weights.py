@@ -123,7 +123,7 @@ class Bf16Updates(torch.optim.Optimizer):
         else:
             copy_stochastically_(_local(weight), _local(copy), generator)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """torch casts an optimizer's state to the dtype of the weights, which would round the moments to bfloat16."""
         super().load_state_dict(state_dict)
         names = [name for group in state_dict["param_groups"] for name in group["params"]]

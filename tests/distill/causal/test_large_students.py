@@ -65,7 +65,7 @@ def test_the_shipped_sizes_have_one_recipe():
         assert found[0]["training"]["weights"] == "bf16"
 
 
-@pytest.mark.parametrize("pipeline", ["sft", "dpo"])
+@pytest.mark.parametrize("pipeline", ["sft", pytest.param("dpo", marks=pytest.mark.slow)])
 def test_a_student_with_bf16_weights_is_trained_saved_in_bf16_and_near_the_fp32_one(lab, tmp_path, pipeline):
     whole, _ = lab.run(tmp_path / "fp32", pipeline, training={"precision": "bf16"})
     half, paths = lab.run(tmp_path / "bf16", pipeline, training=BF16)
