@@ -290,6 +290,14 @@ def test_the_list_and_the_flags_of_a_script_are_printed(joulelab):
     assert code == 0 and "--mlm_mask_prop" in out and "distill.mlm_mask_prop=VALUE" in out
 
 
+def test_every_script_that_submits_a_job_has_a_command_that_plans_one(joulelab):
+    for script in SCRIPTS:
+        if script.command.startswith("joulelab submit") and "{" not in script.command:
+            words = shlex.split(script.command)[1:]
+            code, out, err = joulelab(*words, "--dry-run", "--partition", "x")
+            assert code == 0 and "#SBATCH" in out, (script.command, err)
+
+
 def test_a_dropped_flag_is_explained(joulelab):
     _, _, err = joulelab("compat", "python", "train.py", "--alpha_ce", "1", "--n_gpu", "2")
     assert "torchrun" in err

@@ -200,6 +200,19 @@ class TestTelemetry:
         assert total(record).coverage == 1.0
         assert any("cumulative in uJ, inferred from power x time (its name says mJ)" in note for note in data["notes"])
 
+    def test_nested_gpus_with_short_names_keep_their_index(self, tmp_path, imported):
+        lines = [
+            {
+                "timestamp": EPOCH + k,
+                "gpus": [{"index": g, "power_w": 10.0 * g, "energy_mj": 1e4 * g * k} for g in (3, 5)],
+            }
+            for k in range(11)
+        ]
+        (record,), data = imported(write(tmp_path / "telemetry.jsonl", *map(json.dumps, lines)))
+        assert total(record).energy_j == pytest.approx(10 * 30 + 10 * 50)
+        assert [device["device"] for device in data["devices"]] == ["gpu:3", "gpu:5"]
+        assert any("in mJ, inferred from power x time" in note for note in data["notes"])
+
     def test_a_per_step_table_with_energy_per_row(self, tmp_path, imported):
         # steps of 0.5 s at 200 W are 100 J = 100,000 mJ each; 10 steps are 1000 J in 5 s
         rows = [f"{k},{0.5 * k},200,100000,2.0" for k in range(1, 11)]

@@ -2,11 +2,14 @@ import subprocess
 
 import pytest
 
+from joulelab.errors import InvalidMeasurement
 from joulelab.redaction import REDACTED
 from joulelab.report.compare.method_rows import _machine
 from joulelab.report.tables.provenance import environment_cells
+from joulelab.runs import environment
 from joulelab.runs.environment import commit, package_commit, read_snapshot, snapshot, variables
 from joulelab.runs.paths import RunPaths, write_json
+from joulelab.runs.spec import HardwareAssertions, load_spec
 
 
 def test_variables_are_stored_by_name_and_without_the_secrets_in_them(monkeypatch):
@@ -102,3 +105,34 @@ def test_an_edited_snapshot_is_read_without_the_sections_that_have_another_type(
     write_json(paths.environment, facts)
     assert read_snapshot(paths) == {name: value for name, value in facts.items() if value is not None}
     assert read_snapshot(RunPaths(tmp_path / "no-run")) == {}
+
+
+H100 = {"name": "NVIDIA H100 NVL", "memory_bytes": 94 * 2**30}
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        ({"gpu_name": "H200"}, "GPU name: expected H200, found NVIDIA H100 NVL"),
+        ({"assert_gpu_name": "H10"}, "GPU name: expected H10"),  # whole words
+        ({"assert_gpu_count": 4}, "GPU count: expected 4 GPUs, found 2"),
+        ({"min_gpu_memory_gib": 130}, "GPU memory: expected at least 130 GiB on every GPU, the smallest has 94.0"),
+        ({"assert_cpu_brand": "Xeon"}, "CPU name: expected Xeon, found AMD EPYC 9454"),
+    ],
+)
+def test_other_hardware_than_the_settings_require_is_refused(monkeypatch, expected, found):
+    monkeypatch.setattr(environment, "gpus", lambda: [H100, H100])
+    monkeypatch.setattr(environment, "processor_name", lambda: "AMD EPYC 9454")
+    with pytest.raises(InvalidMeasurement, match="nothing was started") as refused:
+        environment.demand_hardware(load_spec("demo-labels", {"hardware": expected}).hardware)
+    assert found in refused.value.message and refused.value.exit_code == 4
+    fitting = {"gpu_name": "h100", "gpu_count": 2, "min_gpu_memory_gib": 80, "cpu_name": "EPYC"}
+    environment.demand_hardware(HardwareAssertions(**fitting))
+
+
+def test_a_run_on_other_hardware_leaves_no_directory(joulelab, tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "gpus", list)
+    words = ["--runs-dir", str(tmp_path / "runs"), "hardware.assert_gpu_name=H100"]
+    code, _, err = joulelab("run", "demo-labels", *words)
+    assert code == 4 and "GPU name: expected H100, found no GPU; nothing was started" in err
+    assert not (tmp_path / "runs").exists()

@@ -209,6 +209,29 @@ class Ticking:
         return self.now_s
 
 
+@pytest.mark.parametrize("budget", [{"max_steps": 7}, {"max_steps": None, "max_tokens": 7 * 200}])
+def test_a_warm_up_in_steps_multiplies_the_schedule(budget):
+    """Whatever the budget is counted in; `warmup_share` is then not used."""
+    rates, positions = [], []
+    around = TrainerCallbacks(
+        on_log=lambda report: (rates.append(report.learning_rate), positions.append(report.position.step))
+    )
+    trainer = language_trainer(
+        8, around, **budget, warmup_steps=4, warmup_share=0.9, learning_rate=0.3, schedule="constant", log_every_steps=1
+    )
+    trainer.train()
+    assert len(rates) > 4
+    assert rates == pytest.approx([0.3 * min(1.0, step / 4) for step in positions])
+
+
+def test_a_warm_up_in_steps_and_a_decay():
+    rates = []
+    around = TrainerCallbacks(on_log=lambda report: rates.append(report.learning_rate))
+    language_trainer(8, around, max_steps=7, warmup_steps=4, learning_rate=0.3, log_every_steps=1).train()
+    linear = [1 - (step + 0.5) / 7 for step in range(7)]
+    assert rates == pytest.approx([0.3 * min(1.0, (step + 1) / 4) * linear[step] for step in range(7)])
+
+
 def test_the_schedule_is_a_function_of_the_budgets_fraction():
     assert learning_rate_factor("cosine", 0.55, 0.1) == pytest.approx(0.5)
     assert learning_rate_factor("cosine", 1.0, 0.1) == pytest.approx(0.0)

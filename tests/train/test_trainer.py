@@ -243,6 +243,17 @@ def test_checkpoints_keep_the_newest_two_and_load_without_pickled_code(tmp_path)
     assert (position.step, float(into.trained.weight.detach()), light) == (3, 3.0, {"seen": 3})
 
 
+@pytest.mark.parametrize(("kept", "steps"), [(0, []), (1, [6]), (3, [4, 5, 6]), (9, [1, 2, 3, 4, 5, 6])])
+def test_the_newest_checkpoints_stay_after_training_if_requested(tmp_path, kept, steps):
+    folder = CheckpointFolder(tmp_path / "student.train", kept)
+    for step in range(1, 7):
+        folder.save(Position(step=step), heavy(step), {"seen": step}, wait=True)
+    folder.clear()
+    files = sorted((tmp_path / "student.train").glob("*")) if (tmp_path / "student.train").exists() else []
+    weights = [torch.load(file, weights_only=True)["state"]["trained"]["weight"].item() for file in files]
+    assert weights == steps
+
+
 def test_a_half_written_checkpoint_is_not_taken(tmp_path):
     folder = CheckpointFolder(tmp_path)
     folder.save(Position(step=1), heavy(), {}, wait=True)

@@ -203,7 +203,12 @@ SCRIPTS = (
         ),
     ),
     OldScript("000", ("submit_both.sh",), "joulelab submit distilbert --both"),
-    OldScript("000", ("preprocess.sh",), "joulelab submit distilbert --steps preprocess"),
+    OldScript(
+        "000",
+        ("preprocess.sh",),
+        "joulelab submit distilbert until=data",
+        note="`joulelab submit distilbert --both` does it in a CPU job before the distillation",
+    ),
     OldScript("000", ("distill_experiment.sh",), "joulelab submit distilbert --array 0-3"),
     OldScript(
         "001",

@@ -110,7 +110,7 @@ class CheckpointFolder:
     def clear(self) -> None:
         self.finish()
         finished = self._files()
-        no_longer_needed = finished[: len(finished) - self._kept_at_end] if self._kept_at_end else finished
+        no_longer_needed = finished[: max(0, len(finished) - self._kept_at_end)]
         for path in (*no_longer_needed, *self.folder.glob(f"step-*{CORRUPTED}"), *self.folder.glob("step-*.tmp")):
             path.unlink()
         if self.folder.is_dir() and not any(self.folder.iterdir()):

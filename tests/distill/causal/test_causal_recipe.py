@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from joulelab.data.chat.encoding import DocumentStore
 from joulelab.runs.artifacts import read_bill
 from joulelab.runs.execute import execute
 from joulelab.runs.verification import verify_runs
@@ -153,3 +154,21 @@ def test_an_attempt_until_the_teacher_trains_no_student(lab, tmp_path, candidate
     assert not roles
     assert (record.stage("teacher.judge") is not None) == (candidates_from == "teacher")
     assert execute(paths, lab.listening).stage("student.train").tokens > 0
+
+
+def test_periodic_checkpoints_stay_in_the_run_directory(lab, tmp_path):
+    training = {"checkpoint_every_steps": 2, "keep_checkpoints": 2, "warmup_steps": 3}
+    record, paths = lab.run(tmp_path, "sft", training=training, budget={"tokens": 1500})
+    assert record.status == "done", record.error
+    files = sorted((paths.checkpoints / "student.train").glob("step-*.pt"))
+    steps = [torch.load(file, weights_only=True)["position"]["step"] for file in files]
+    assert len(steps) == 2 and steps[0] < steps[1], steps
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_a_share_of_the_documents_is_held_out_and_all_others_are_trained_on(lab, tmp_path, share):
+    data = {"test_size": share, "held_out": "all"}
+    _, paths = lab.run(tmp_path, "sft", until="data", data=data)
+    held_out, trained = (len(DocumentStore(paths.artifacts / "data" / name)) for name in ("test", "train"))
+    assert held_out + trained == 140  # without test_size, a tenth is for validation and not used here
+    assert abs(held_out - 140 * share) < 4 * (140 * share * (1 - share)) ** 0.5

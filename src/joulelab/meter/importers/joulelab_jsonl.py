@@ -38,6 +38,9 @@ FORMAT_NESTED = "nested telemetry JSONL"
 _STEP_S = 1.0
 _TIME_FIELDS = ("timestamp", "time", "ts")
 
+_OF_A_GPU = {"power_watts": "power_watts", "power_w": "power_watts"}
+"""Names of power in a list of GPUs -> its name here."""
+
 Line = dict[str, Any]
 
 
@@ -51,7 +54,7 @@ def looks_like(lines: Sequence[str]) -> bool:
 def _is_nested(line: Line) -> bool:
     """One line per tick with a list of GPUs, as some monitors write."""
     gpus = line.get("gpus")
-    return isinstance(gpus, list) and any(isinstance(gpu, dict) and "power_watts" in gpu for gpu in gpus)
+    return isinstance(gpus, list) and any(isinstance(gpu, dict) and _OF_A_GPU.keys() & gpu.keys() for gpu in gpus)
 
 
 def csv_looks_like(lines: Sequence[str]) -> bool:
@@ -91,7 +94,8 @@ def _flattened(line: Line, found: Findings) -> Iterator[Line]:
     for position, gpu in enumerate(gpus if isinstance(gpus, list) else ()):
         if not isinstance(gpu, dict):
             continue
-        flat = {**stamp, "gpu_index": position, **gpu}
+        flat = {**stamp, "gpu_index": gpu.get("index", position), **gpu}
+        flat |= {_OF_A_GPU[name]: value for name, value in gpu.items() if name in _OF_A_GPU}
         for name, value in gpu.items():
             if (match := _ENERGY_FIELD.fullmatch(name)) and number(value) is not None:
                 found.energy_unit = match[1]
