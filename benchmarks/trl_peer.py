@@ -10,7 +10,7 @@ import copy
 import importlib.util
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ class PeerWindow:
     peak_gib: float | None
 
 
-def sft_window(model: nn.Module, rows: Sequence[Sequence[int]], settings: PeerSettings) -> PeerWindow:
+def sft_window(model: nn.Module, rows: Sequence[Iterable[int]], settings: PeerSettings) -> PeerWindow:
     """SFT on rows of tokens, all of them trained."""
     import datasets
     import trl
@@ -70,7 +70,7 @@ def sft_window(model: nn.Module, rows: Sequence[Sequence[int]], settings: PeerSe
 
 
 def dpo_window(
-    model: nn.Module, pairs: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int]]], beta: float,
+    model: nn.Module, pairs: Sequence[tuple[Iterable[int], Iterable[int], Iterable[int]]], beta: float,
     settings: PeerSettings,
 ) -> PeerWindow:  # fmt: skip
     """DPO on (prompt, chosen, rejected) with a copy of the model as its live reference, TRL's default."""
@@ -82,7 +82,7 @@ def dpo_window(
         {name: [list(map(int, pair[place])) for pair in pairs] for place, name in enumerate(columns)}
     )
 
-    class Tokenized(trl.DPOTrainer):  # type: ignore[misc,name-defined]
+    class Tokenized(trl.DPOTrainer):  # type: ignore[misc]
         def _prepare_dataset(self, dataset: Any, *ignored: Any, **also_ignored: Any) -> Any:
             return dataset  # the rows are tokens already, which TRL has no option for
 

@@ -169,6 +169,7 @@ def check_memory(spec: CausalSpec) -> None:
 def _training_size(spec: CausalSpec, on_gpu: bool) -> ModelSize:
     """From the configurations, without any weight."""
     student = spec.student
+    model: Any
     if student.size is not None:
         words = vocab_size_of(load_tokenizer(spec.tokenizer))
         with torch.device("meta"):
