@@ -5,6 +5,7 @@ of `--seconds` between two synchronizations, energy from the trace. `reference` 
 H200 (one H100 where it says so), taken from its published reports; `ratio` is ours over theirs.
 
     python benchmarks/zoo_rows.py --models bert,resnet50 --seconds 10
+    python benchmarks/zoo_rows.py --models bert,resnet50 --auto
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
+from joulelab.train.autotune import choose, compile_mode, time_in_training
 from joulelab.train.config import CompileMode, Optimizer, Precision, TrainingConfig
 from joulelab.train.devices import peak_flops
 from joulelab.train.optim import float32_matmul_precision
 from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.trainer import SimpleTrainer
+from joulelab.train.zoo_config import ZooTraining
 from joulelab.train.zoo_pipeline import matmul_precision
 from joulelab.zoo.cost import ModelCost, model_cost
 from joulelab.zoo.objective import prepare
@@ -99,6 +102,8 @@ class Measured:
     energy_j: float | None = None
     j_per_item: float | None = None
     mean_w: float | None = None
+    is_auto: bool = False
+    """Precision and compilation were chosen by a trial."""
 
     def with_energy(self, energy_j: float | None) -> Measured:
         if energy_j is None:
@@ -117,7 +122,9 @@ def cost_of(row: Row) -> ModelCost:
     return model_cost(request_of(row))
 
 
-def measure(row: Row, cost: ModelCost, compiled: CompileMode, seconds: float, device: torch.device) -> Measured:
+def measure(
+    row: Row, cost: ModelCost, compiled: CompileMode, seconds: float, device: torch.device, is_auto: bool = False
+) -> Measured:
     request = request_of(row)
     with device:  # large models are initialized in a second on the GPU, in minutes on the CPU
         workload = prepare(request)
@@ -141,8 +148,18 @@ def measure(row: Row, cost: ModelCost, compiled: CompileMode, seconds: float, de
         row=row, compiled=compiled, parameters=request.size.parameters, items_per_s=amount / span_s,
         amount=amount, window_ns=found.window_ns, mfu=mfu,
         memory_gib=found.peak_gib or 0.0, first_loss=first_loss, last_loss=found.loss,
-        ratio=row.reference and amount / span_s / row.reference,
+        ratio=row.reference and amount / span_s / row.reference, is_auto=is_auto,
     )  # fmt: skip
+
+
+def measure_auto(row: Row, cost: ModelCost, seconds: float, device: torch.device) -> Measured:
+    """As `joulelab train` chooses precision and compilation for a long training."""
+    config = ZooTraining(epochs=None, max_steps=10**9, batch_size=row.batch_size, optimizer=row.optimizer, prefetch=4)
+    mode = compile_mode(prepare(request_of(row)).model)
+    choice = choose(config, device.type, 1, config.max_steps, time_in_training(request_of(row), config, device), mode)
+    print("  auto: " + "; ".join(map(str, choice.trials)), flush=True)
+    chosen = replace(row, precision=choice.candidate.precision)  # type: ignore[arg-type]
+    return measure(chosen, cost, choice.candidate.compile, seconds, device, is_auto=True)  # type: ignore[arg-type]
 
 
 def with_joules(found: list[Measured], trace: Path) -> list[Measured]:
@@ -154,6 +171,7 @@ def with_joules(found: list[Measured], trace: Path) -> list[Measured]:
 def output_text(found: Measured) -> str:
     row = found.row
     name = f"{row.model}{' ' + row.size if row.size else ''} {row.batch_size} {row.precision} compile={found.compiled}"
+    name += " (auto)" if found.is_auto else ""
     joule = "missing" if found.j_per_item is None else f"{found.j_per_item:.4g} J/{row.unit[:-1]}, {found.mean_w:.0f} W"
     mfu = "MFU ?" if found.mfu is None else f"MFU {100 * found.mfu:.1f} %"
     reference = f"; {found.ratio:.2f}x of {row.reference:g} {row.note}" if found.ratio else ""
@@ -168,6 +186,7 @@ def main() -> None:
     parser.add_argument("--models", default="", help="by commas; default: all rows")
     parser.add_argument("--seconds", type=float, default=10.0, help="of the undisturbed window")
     parser.add_argument("--compile", default="off", choices=get_args(CompileMode))
+    parser.add_argument("--auto", action="store_true", help="measure each row also as a trial chooses")
     parser.add_argument("--precision", default="", help="only rows of this precision")
     parser.add_argument("--batch-size", type=int, default=0, help="in place of the row's own")
     options = parser.parse_args()
@@ -190,6 +209,10 @@ def main() -> None:
             try:
                 found.append(measure(row, cost, options.compile, options.seconds, device))
                 print(output_text(found[-1]), flush=True)
+                if options.auto:
+                    free()
+                    found.append(measure_auto(row, cost, options.seconds, device))
+                    print(output_text(found[-1]), flush=True)
             except KeyboardInterrupt:  # report the energy of what was measured so far
                 break
             except Exception:

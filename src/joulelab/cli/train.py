@@ -87,9 +87,12 @@ def train(
         str | None,
         _flag("NAME", "simple; ddp or fsdp under torchrun; your .py file; or a name from a package.", "--trainer"),
     ] = None,
-    precision: Annotated[str | None, _flag("NAME", "fp32, tf32, bf16 or fp16 (default: fp32).", "--precision")] = None,
+    precision: Annotated[
+        str | None, _flag("NAME", "fp32, tf32, bf16, fp16; or auto, by a short trial (default: auto).", "--precision")
+    ] = None,
     compile: Annotated[
-        str | None, _flag("MODE", "off, default, blocks, reduce-overhead or max-autotune (default: off).", "--compile")
+        str | None,
+        _flag("MODE", "off, default, blocks, reduce-overhead, max-autotune or auto (default: auto).", "--compile"),
     ] = None,
     optimizer: Annotated[str | None, _flag("NAME", "adamw, adafactor or sgd (default: adamw).", "--optimizer")] = None,
     accumulate: Annotated[

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -69,6 +69,15 @@ def create_run(store: Path, spec: RunSpec, group: str | None = None, *, folder: 
     if opening.store is not None:
         _link_into_store(paths.folder, store)
     return paths
+
+
+def record_chosen_settings(paths: RunPaths, section: str, chosen: Mapping[str, str]) -> None:
+    """Replace settings of a running run by what was chosen for them, in its record and in its configuration."""
+    record = RunRecord.model_validate(read_json(paths.record))
+    settings = {**record.spec, section: {**record.spec[section], **chosen}}
+    # The configuration last: if the process is killed in between, the next attempt chooses again.
+    write_json(paths.record, record.model_copy(update={"spec": settings}))
+    write_yaml(paths.config, settings)
 
 
 def _link_into_store(folder: Path, store: Path) -> None:

@@ -94,6 +94,9 @@ class TrainingConfig(Section):
     """Optimizer steps between log lines; a loss that is not finite ends the run at the next one."""
     stats: tuple[str, ...] = ("no-op",)
     """Additional trackers of the loop's phases."""
+    isolation_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Seconds that the tracker `energy` may take to isolate the phases of a step; null: 10 % of the training's expected
+    time, at most 180."""
 
     @field_validator("compile", mode="before")
     @classmethod

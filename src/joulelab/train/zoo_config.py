@@ -15,7 +15,7 @@ from joulelab.data.splits import SYNTHETIC_SIZES, parse_split
 from joulelab.data.text import check_documents
 from joulelab.errors import ConfigError, DependencyMissing, DeviceMissing, NotFoundError
 from joulelab.runs import environment
-from joulelab.train.config import TrainingConfig, TrainingRunSpec
+from joulelab.train.config import CompileMode, Precision, TrainingConfig, TrainingRunSpec
 from joulelab.zoo.registry import (
     PUBLISHED,
     SYNTHETIC,
@@ -29,6 +29,18 @@ from joulelab.zoo.registry import (
 
 BUDGETS = ("max_steps", "max_tokens", "max_time_s", "max_energy_j", "replay_budget_of")
 METRIC_LINES = 10
+
+
+class ZooTraining(TrainingConfig):
+    """The training loop, in which a short trial may choose what is efficient on this device."""
+
+    precision: Precision | Literal["auto"] = "auto"  # type: ignore[assignment]
+    """fp32; tf32 matrix products; or autocast to bf16 or fp16 (with loss scaling) over fp32 weights. auto: on a GPU
+    bf16 if a short trial finds it faster than fp32 with the same loss; fp32 elsewhere."""
+    compile: CompileMode | Literal["auto"] = "auto"  # type: ignore[assignment]
+    """Mode of torch.compile; `blocks` compiles one layer of a deep model and reuses it for all, which starts faster.
+    auto: on a GPU compiled (`blocks` for many layers) if the same trial expects a shorter training, compilation
+    included; off elsewhere."""
 
 
 class TrainSpec(TrainingRunSpec):
@@ -60,7 +72,7 @@ class TrainSpec(TrainingRunSpec):
     """Input dimensions to override, by name: {tokens: 512}."""
     trainer: str = ""
     """A Python file with a subclass of SimpleTrainer to train with; empty: SimpleTrainer itself."""
-    training: TrainingConfig = TrainingConfig()
+    training: ZooTraining = ZooTraining()
     """Training settings. The default batch size is that of the model size; the default budget is one epoch."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device; auto uses a GPU if there is one. mps: Apple's GPU, not tested on hardware, never chosen by auto."""

@@ -22,14 +22,16 @@ from joulelab.data import sources
 from joulelab.data.inputs import input_bill, keep_recorded_commits
 from joulelab.meter.trace import read_lines
 from joulelab.runs.artifacts import Bill
+from joulelab.runs.attempt import record_chosen_settings
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
+from joulelab.train.autotune import AUTO, Candidate, Trial, choose, compile_mode, planned_steps, time_in_training
 from joulelab.train.devices import peak_flops, peak_memory_bytes, reset_peak_memory, resolve_device
 from joulelab.train.optim import autocast
 from joulelab.train.parallel import Ranks, process_group
 from joulelab.train.trainer import load_trainer
 from joulelab.train.training_session import TrainingJob, train_in_run
-from joulelab.train.zoo_config import TrainSpec
+from joulelab.train.zoo_config import TrainSpec, ZooTraining
 from joulelab.zoo.cost import ModelCost, model_cost
 from joulelab.zoo.objective import Workload, count_parameters, prepare
 from joulelab.zoo.pretrained import load_weights, save_weights
@@ -106,7 +108,15 @@ def _evaluation_mode(workload: Workload, device: torch.device) -> ExitStack:
     return stack
 
 
-PREPARE, TRAIN, EVALUATE = "model.prepare", "model.train", "model.evaluate"
+AUTOTUNE, PREPARE, TRAIN, EVALUATE = "model.autotune", "model.prepare", "model.train", "model.evaluate"
+
+
+def _is_tried(device: torch.device, ranks: Ranks) -> bool:
+    return device.type == "cuda" and ranks.world == 1
+
+
+def _no_trial(candidate: Candidate) -> Trial:
+    raise AssertionError(f"{candidate} is not tried on this device")
 
 
 def run_train(run: RunContext) -> None:
@@ -134,6 +144,37 @@ class _TrainPipeline:
         self.device = resolve_device(spec.device, self.run)
 
     @cached_property
+    def training(self) -> ZooTraining:
+        """The settings without `auto`. A choice is written to the run's settings, so that a resumed attempt and a
+        repetition use it without another trial."""
+        config = self.spec.training
+        if AUTO not in (config.precision, config.compile):
+            return config
+        if not _is_tried(self.device, self.ranks):
+            choice = choose(config, self.device.type, self.ranks.world, None, _no_trial)
+        else:
+            with self.run.stage(AUTOTUNE, role="setup", activity="autotune"):
+                request = self.spec.request
+                planned = prepare(request)
+                steps, mode = planned_steps(config, planned), compile_mode(planned.model)
+                del planned  # its memory is needed for the trials
+                timing = time_in_training(
+                    request, config, self.device, load_trainer(self.spec.trainer), self.run.stop.check
+                )
+                choice = choose(config, self.device.type, self.ranks.world, steps, timing, mode)
+        chosen = vars(choice.candidate)
+        if choice.trials:
+            self.run.note(
+                f"auto: {choice.candidate}, {choice.reason} ({'; '.join(map(str, choice.trials))}); the trial is "
+                f"billed to {AUTOTUNE}"
+            )
+        elif self.device.type == "cuda":
+            self.run.note(f"auto: {choice.candidate} ({choice.reason})")
+        if self.ranks.is_first:
+            record_chosen_settings(self.run.paths, "training", chosen)
+        return config.model_copy(update=chosen)
+
+    @cached_property
     def workload(self) -> Workload:
         """Model, data and objective on the device; also computes the model's theoretical cost."""
         with self.run.stage(PREPARE, role="setup", activity="load"):
@@ -146,7 +187,7 @@ class _TrainPipeline:
         return workload
 
     def train(self) -> None:
-        workload = self.workload
+        config, workload = self.training, self.workload
         reset_peak_memory(self.device)
         evaluates = workload.validation is not None and self.spec.evaluate_batches > 0
         train_in_run(
@@ -157,7 +198,7 @@ class _TrainPipeline:
                 model=workload.model,
                 batches=workload.batches,
                 objective=workload.objective,
-                config=self.spec.training,
+                config=config,
                 seed=self.spec.seed,
                 evaluate=(lambda point: self._held_out()) if evaluates else None,
                 evaluate_stage=EVALUATE,
@@ -177,7 +218,8 @@ class _TrainPipeline:
                 save_weights(self.workload.model, folder, weights)
 
         unset = {name for name in ("validation_dataset", "text_column") if not getattr(self.spec, name)}
-        settings = self.spec.model_dump(mode="json", exclude={"energy", "label", "about", "name", *unset})
+        spec = self.spec.model_copy(update={"training": self.training})
+        settings = spec.model_dump(mode="json", exclude={"energy", "label", "about", "name", *unset})
         code = sources.content_hash(Path(self.spec.model)) if is_file(self.spec.model) else ""
         artifact = self.run.artifact(
             "final_model",
@@ -215,7 +257,7 @@ class _TrainPipeline:
             done += 1
             self.run.progress.advance(done)  # no stop check here: a few batches later the loop checks, and can save
 
-        return held_out_loss(self.workload, spec.evaluate_batches, self.device, spec.training.precision, tick)
+        return held_out_loss(self.workload, spec.evaluate_batches, self.device, self.training.precision, tick)
 
     def record_results(self) -> None:
         """Parameters, FLOPs, loss, speed and MFU for the record."""
@@ -234,7 +276,7 @@ class _TrainPipeline:
             f"{TRAIN}.first_loss": speed.first_loss,
             f"{TRAIN}.items_per_s": speed.items_per_s,
         }
-        mfu, mfu_missing = self._mfu(speed, matmul_precision(model, self.spec.training.precision))
+        mfu, mfu_missing = self._mfu(speed, matmul_precision(model, self.training.precision))
         for name, value in {**results, f"{TRAIN}.mfu": mfu}.items():
             if value is not None:
                 self.run.result(name, Result(value=float(value)))

@@ -20,7 +20,15 @@ from joulelab.errors import EndedBySignal
 from joulelab.meter.figures import EnergyFigure, ErrorComponent
 from joulelab.train.stats import phase_times
 from joulelab.train.stats.hooks import NoOpStats, StatsList
-from joulelab.train.stats.isolated import LOOP_OF_PHASE, Isolation, LoopPlan, LoopWindow, Snapshot, isolated_energy
+from joulelab.train.stats.isolated import (
+    LOOP_OF_PHASE,
+    Isolation,
+    LoopPlan,
+    LoopWindow,
+    Snapshot,
+    TooLittleTime,
+    isolated_energy,
+)
 from joulelab.train.stats.phase_energy import AveragedEnergyStats, EnergyStats
 from joulelab.train.stats.step_energy import CleanWindow, energy_per_step, last_timestamp_ns
 from joulelab.train.trainer import TrainerCallbacks
@@ -118,6 +126,49 @@ def test_ten_optimizer_steps_raise_that_phase_and_no_other(machine):
     assert after["optimizer_step"] == pytest.approx(10 * before["optimizer_step"], rel=0.01)
     for phase in ("input", "forward", "backward"):
         assert after[phase] == pytest.approx(before[phase], rel=0.02)
+
+
+STEP_S = sum(seconds * (1 if phase == "optimizer_step" else 2) for phase, (seconds, _) in MachineTrainer.costs.items())
+
+
+def test_isolation_takes_a_tenth_of_the_training_and_its_figures_say_that_they_are_coarse(machine):
+    found, text, _, _ = measured(machine, steps=round(240 / STEP_S), plan=None)
+    isolated = found["isolated"]
+    assert 12 < isolated["duration_s"] <= 30  # repetitions of 0.3 s are not divided
+    assert isolated["shortened"]["limit_s"] == pytest.approx(24, rel=0.1)
+    assert isolated["shortened"]["whole_s"] > 30
+    assert "so the figures per phase are coarse" in text
+    assert phases(found) == pytest.approx(per_step(MachineTrainer.costs), rel=0.1)
+
+
+def test_isolation_takes_longer_on_request(machine):
+    asked, text, _, _ = measured(machine, steps=round(60 / STEP_S), plan=None, isolation_s=170)
+    assert asked["isolated"]["duration_s"] > 30
+    assert asked["isolated"]["shortened"] is None
+    assert "coarse" not in text
+
+
+def test_a_training_that_is_too_short_is_not_isolated_and_loses_no_time(machine):
+    found, text, stages, _ = measured(machine, steps=round(60 / STEP_S), plan=None)
+    assert found["isolated"]["phases"] == {}
+    assert found["isolated"]["duration_s"] is None and stages == []
+    assert "10 % of the training" in found["isolated"]["problem"]
+    assert "training.isolation_s" in text
+    assert found["time-share"]["phases"]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "rounds", "window_s"), [(40.0, 4, 1.5), (16.0, 2, 1.5), (8.0, 2, 0.75), (3.2, 2, 0.25)]
+)
+def test_less_time_means_fewer_rounds_then_shorter_windows(left_s, rounds, window_s):
+    plan = LoopPlan(limit_s=left_s).within(left_s, [0.01] * 4)
+    assert (plan.rounds, plan.window_s) == (rounds, pytest.approx(window_s, rel=0.01))
+    assert plan.rounds * plan.round_s([0.01] * 4) <= left_s + 1e-9
+
+
+def test_windows_below_one_refresh_of_the_sensor_are_refused():
+    with pytest.raises(TooLittleTime):
+        LoopPlan(limit_s=1.0).within(1.0, [0.01] * 4)
 
 
 def test_time_shares_are_wrong_where_phases_draw_unlike_power_and_state_what_they_are(machine):

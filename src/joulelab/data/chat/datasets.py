@@ -165,7 +165,7 @@ def write_rows(
     }
     return write_documents(
         folder,
-        _encoded(rows, _Encoder(tokenizer, chat_template, lost), max_tokens, tally),
+        (document for _, document in encoded_rows(tokenizer, chat_template, rows, max_tokens, lost, tally)),
         vocab_size=vocab_size_of(tokenizer),
         pad_id=pad_id_of(tokenizer),
         tokenizer=tokenizer_name,
@@ -173,16 +173,22 @@ def write_rows(
     )
 
 
-def _encoded(
-    rows: Iterable[Row], encoder: _Encoder, max_tokens: int | None, tally: Counter[str]
-) -> Iterator[EncodedDocument]:
-    left = iter(rows)
+def encoded_rows(
+    tokenizer: Any,
+    template: ChatTemplate,
+    rows: Iterable[Row],
+    max_tokens: int | None,
+    dropped: Counter[str],
+    tally: Counter[str],
+) -> Iterator[tuple[Row, EncodedDocument]]:
+    """Rows that the template accepts, with their documents; `dropped` and `tally` count the others and these."""
+    encoder, left = _Encoder(tokenizer, template, dropped), iter(rows)
     while block := list(islice(left, _ROWS_PER_CALL)):
         for row, whole in encoder.encode(block):
             document = whole.cut(max_tokens)
             tally["texts" if isinstance(row, str) else "conversations"] += 1
             tally["cut at max_tokens"] += len(document) < len(whole)
-            yield document
+            yield row, document
     if encoder.refusal is not None and not tally:
         raise encoder.refusal
     if encoder.dropped and not tally:

@@ -68,7 +68,7 @@ class PackedRows:
         document = np.full(self.row_length, PADDING, dtype=np.int64)
         position = np.zeros(self.row_length, dtype=np.int64)
         filled = 0
-        for place, (source, start, length) in enumerate(self._pieces_of(number)):
+        for place, (source, start, length) in enumerate(self.pieces_of(number)):
             found = self.documents.document(source)
             there = slice(filled, filled + length)
             ids[there] = found.ids[start : start + length]
@@ -83,7 +83,8 @@ class PackedRows:
         position[filled:] = np.arange(self.row_length - filled)
         return PackedRow(ids, trained, document, position)
 
-    def _pieces_of(self, number: int) -> Iterator[tuple[int, int, int]]:
+    def pieces_of(self, number: int) -> Iterator[tuple[int, int, int]]:
+        """Document, first token and number of tokens of each piece of a row."""
         first, beyond = self.first_pieces[number : number + 2]
         yield from self.pieces[first:beyond].tolist()
 

@@ -140,19 +140,6 @@ def check_models(spec: CausalSpec) -> None:
         check_embedding_width(int(teacher.hidden_size), SHAPES[str(student.size)].width)
 
 
-def check_tokenizers(spec: CausalSpec) -> None:
-    """Raise if teacher and student have different tokenizers: the same id would be a different token."""
-    name = spec.teacher.model
-    if spec.until == "data" or not spec.has_teacher or name == spec.tokenizer:
-        return
-    own, other = load_tokenizer(spec.tokenizer), load_tokenizer(name)
-    if own.get_vocab() != other.get_vocab():  # another template or normalizer with the same ids is no obstacle
-        raise ConfigError(
-            f"{spec.tokenizer} and the teacher {name} have different tokenizers: the same id is a different token",
-            "use a teacher and a student of one family, or a randomly initialized student (student.size)",
-        )
-
-
 def check_memory(spec: CausalSpec) -> None:
     """Raise if weights, gradients and optimizer state of the student cannot fit into the device's memory."""
     on_gpu = spec.device == "cuda" or (spec.device == "auto" and torch.cuda.is_available())
@@ -399,6 +386,8 @@ class CausalContext:
     """Found once for the stages that generate, judge and filter: it takes a pass of the tokenizer over all texts."""
     unigram_losses: dict[str, float] = field(default_factory=dict)
     """Key of the data -> held-out loss of guessing by token frequency."""
+    cross_tokenizer: dict[str, Any] = field(default_factory=dict)
+    """What `causal.cross_tokenizer` has computed from the two tokenizers."""
     _loaded: dict[str, nn.Module] = field(default_factory=dict)
 
     @property
@@ -428,6 +417,15 @@ class CausalContext:
     def vocabulary(self) -> int:
         """Size of the tokenizer's vocabulary; a model's may be padded beyond it."""
         return vocab_size_of(self.tokenizer)
+
+    @cached_property
+    def teacher_tokenizer(self) -> Any:
+        """The tokenizer of `teacher.model`; the student's itself if both have the same vocabulary."""
+        name = self.spec.teacher.model
+        if not self.spec.has_teacher or name == self.spec.tokenizer:
+            return self.tokenizer
+        other = load_tokenizer(name)
+        return self.tokenizer if other.get_vocab() == self.tokenizer.get_vocab() else other
 
     @cached_property
     def teacher_identity(self) -> str:

@@ -8,7 +8,7 @@ Shapes: B rows, T tokens, D hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -16,13 +16,19 @@ from torch import nn
 from joulelab.data.batches import BatchSource
 from joulelab.data.chat.packing import CausalBatch, PackedAttention, PackedRows, training_batches
 from joulelab.distill.causal.config import CausalTraining
+from joulelab.distill.causal.cross_tokenizer import (
+    PairedBatch,
+    paired_batches,
+    teacher_tokenizer_identity,
+    tokenizer_pair,
+)
 from joulelab.distill.causal.generated_data import REFERENCE_FILE
 from joulelab.distill.causal.generators import TeacherSource
-from joulelab.distill.causal.models import CausalContext, lm_head_weight
+from joulelab.distill.causal.models import TRAIN, CausalContext, lm_head_weight
 from joulelab.distill.causal.teacher import live_teacher
 from joulelab.distill.logit_cache.cache_store import LogitCache
-from joulelab.distill.logit_cache.kd_loss import AnyTargets, KdLoss
-from joulelab.distill.logit_cache.teacher_outputs import DistillationBatches
+from joulelab.distill.logit_cache.kd_loss import AnyTargets, DenseTargets, KdLoss
+from joulelab.distill.logit_cache.teacher_outputs import DistillationBatch, DistillationBatches, with_targets
 from joulelab.distill.preferences.pairs import PairBatches, PairLayout, PairStore
 from joulelab.distill.preferences.preference_loss import (
     PreferenceObjective,
@@ -72,13 +78,21 @@ def label_data(context: CausalContext, rows: PackedRows, setup: StudentSetup) ->
 
 
 def distillation_data(
-    context: CausalContext, rows: PackedRows, teacher: TeacherSource, cache: Artifact | None, setup: StudentSetup
+    context: CausalContext,
+    rows: PackedRows,
+    teacher: TeacherSource,
+    cache: Artifact | None,
+    setup: StudentSetup,
+    teacher_data: Artifact | None = None,
 ) -> TrainingData:
-    """Cross-entropy and the divergence from the teacher: from its cache, or (None) from the live model."""
+    """Cross-entropy and the divergence from the teacher: from its cache, or (None) from the live model. `teacher_data`
+    has the documents in the teacher's tokens, which may be others."""
     distill, config = context.spec.distill, setup.config
     batches = training_batches(rows, config.batch_size, context.spec.seed)
     loss = KdLoss(distill.alpha, distill.temperature, distill.divergence, context.spec.chunk, config.compile)
     context.runner.report("data.padded_share", rows.padded_share)
+    if teacher_data is not None and tokenizer_pair(context) is not None:
+        return _aligned_data(context, rows, teacher, cache, setup, teacher_data, loss)
     if cache is None:
         targets = live_teacher(context, teacher, config.compile).targets
         return TrainingData(batches, TokenObjective(setup.model, setup.attention, loss, targets), distill.loss_name)
@@ -88,6 +102,47 @@ def distillation_data(
     )
     objective = TokenObjective(setup.model, setup.attention, loss, _cached_targets)
     return TrainingData(DistillationBatches(batches, logits), objective, distill.loss_name)
+
+
+def _aligned_data(
+    context: CausalContext,
+    rows: PackedRows,
+    teacher: TeacherSource,
+    cache: Artifact | None,
+    setup: StudentSetup,
+    teacher_data: Artifact,
+    loss: KdLoss,
+) -> TrainingData:
+    """Against a teacher with another tokenizer."""
+    pair, config, seed = tokenizer_pair(context), setup.config, context.spec.seed
+    assert pair is not None
+    documents, name = context.documents(teacher_data, TRAIN), f"{context.spec.distill.loss_name}, approximate"
+    if cache is None:
+        live = live_teacher(context, teacher)
+
+        def targets(batch: CausalBatch) -> Targets:
+            assert isinstance(batch, PairedBatch)
+            return pair.targets(batch, live.targets(batch.teacher))
+
+        batches = paired_batches(pair, rows, documents, config.batch_size, seed)
+        return TrainingData(batches, TokenObjective(setup.model, setup.attention, loss, targets), name)
+    logits = LogitCache.open(cache.folder)
+    logits.manifest.require(
+        temperature=context.spec.distill.temperature, divergence=context.spec.distill.divergence,
+        tokenizer_sha256=teacher_tokenizer_identity(context),
+    )  # fmt: skip
+
+    def cached_targets(batch: CausalBatch) -> Targets:
+        assert isinstance(batch, PairedBatch) and isinstance(batch.teacher, DistillationBatch)
+        dense = batch.teacher.targets.decoded()
+        assert isinstance(dense, DenseTargets)
+        return pair.targets(batch, dense)
+
+    batches = paired_batches(
+        pair, rows, documents, config.batch_size, seed,
+        lambda batch: replace(batch, teacher=with_targets(batch.teacher, logits)),
+    )  # fmt: skip
+    return TrainingData(batches, TokenObjective(setup.model, setup.attention, loss, cached_targets), name)
 
 
 def _cached_targets(batch: CausalBatch) -> Targets:

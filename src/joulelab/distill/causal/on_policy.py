@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
@@ -25,7 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from joulelab import clock
-from joulelab.data.chat.encoding import DocumentList, EncodedDocument, pad_id_of
+from joulelab.data.batches import BatchSource
+from joulelab.data.chat.encoding import DocumentList, Documents, EncodedDocument, pad_id_of
 from joulelab.data.chat.packing import (
     CausalBatch,
     PackedAttention,
@@ -34,6 +36,7 @@ from joulelab.data.chat.packing import (
     pack,
     training_batches,
 )
+from joulelab.distill.causal.cross_tokenizer import PairedBatch, paired_batches, report_spans, tokenizer_pair
 from joulelab.distill.causal.generators import (
     SERVER_KEY,
     TeacherSource,
@@ -41,7 +44,7 @@ from joulelab.distill.causal.generators import (
     local_generator,
     server_energy_gap,
 )
-from joulelab.distill.causal.models import CausalContext, lm_head_weight
+from joulelab.distill.causal.models import TRAIN, CausalContext, lm_head_weight
 from joulelab.distill.causal.objective import StudentSetup, Targets, TokenObjective, TrainingData
 from joulelab.distill.causal.server_teacher import ServerTeacher
 from joulelab.distill.causal.teacher import live_teacher, refuse_unknown_energy, training_prompts
@@ -61,6 +64,7 @@ from joulelab.infer.generation.completions import (
 )
 from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.runs.artifacts import Artifact
 from joulelab.runs.paths import read_json, write_json
 from joulelab.train.budget import Position
 from joulelab.train.parallel import gathered
@@ -73,21 +77,29 @@ GENERATE, SCORE = ("student.generate", "student", "generate"), ("teacher.score",
 
 
 def on_policy_data(
-    context: CausalContext, teacher: TeacherSource, rows: PackedRows | None, setup: StudentSetup
+    context: CausalContext,
+    teacher: TeacherSource,
+    rows: PackedRows | None,
+    setup: StudentSetup,
+    teacher_data: Artifact | None = None,
 ) -> TrainingData:
-    """Batches that the student writes during training; `rows` are those of `on_policy.other_data`."""
-    spec, policy = context.spec, context.spec.on_policy
+    """Batches that the student writes during training; `rows` are those of `on_policy.other_data`, and `teacher_data`
+    has their documents in the teacher's tokens."""
+    spec, policy, pair = context.spec, context.spec.on_policy, tokenizer_pair(context)
     # Batches of the next round cannot be prepared ahead: they do not exist before its generation.
     setup = replace(setup, config=setup.config.model_copy(update={"prefetch": 0}))
     if spec.scores_on_server:
         scorer: LiveTeacher | ServerTeacher = _server_teacher(context)
     else:
-        scorer = live_teacher(context, teacher, setup.config.compile)
-    rollouts = Rollouts(context, setup, scorer, rows)
+        # With another tokenizer the number of the teacher's rows varies; each would be compiled separately.
+        scorer = live_teacher(context, teacher, setup.config.compile if pair is None else "off")
+    documents = None if teacher_data is None else context.documents(teacher_data, TRAIN)
+    rollouts = Rollouts(context, setup, scorer, rows, documents)
     loss = KdLoss(0.0, policy.temperature, policy.divergence, spec.chunk, setup.config.compile, policy.beta)
     objective = TokenObjective(setup.model, setup.attention, loss, _scored_targets)
     context.run.note(_describe(context))
-    return TrainingData(rollouts, objective, policy.loss_name, setup.config, rollouts.using, rollouts.close)
+    name = policy.loss_name if pair is None else f"{policy.loss_name}, approximate"
+    return TrainingData(rollouts, objective, name, setup.config, rollouts.using, rollouts.close)
 
 
 def _server_teacher(context: CausalContext) -> ServerTeacher:
@@ -179,6 +191,14 @@ class _Request:
     number_of_pass: int
 
 
+@dataclass(frozen=True)
+class _Written:
+    """What the student has written to a prompt."""
+
+    prompt: Prompt
+    answer: Completion
+
+
 class Rollouts:
     """The batches of an on-policy training (a BatchSource), and the work that makes them (a StepPreparation)."""
 
@@ -188,13 +208,22 @@ class Rollouts:
         setup: StudentSetup,
         teacher: LiveTeacher | ServerTeacher,
         rows: PackedRows | None,
+        teacher_documents: Documents | None = None,
     ) -> None:
         spec, config = context.spec, setup.config
+        self._pair = tokenizer_pair(context)
+        self._spans: Counter[str] = Counter()
+        """Tokens and spans of the completions, if the teacher has another tokenizer."""
         self._context, self._config, self._teacher = context, config, teacher
         self._policy, self._ranks = spec.on_policy, context.runner.ranks
         self._copy = StudentCopy(setup, context.device)
         self._prompts = [prompt for prompt, _ in training_prompts(context)]
-        self._others = None if rows is None else training_batches(rows, config.batch_size, spec.seed)
+        self._others: BatchSource[CausalBatch] | None = None
+        if rows is not None and self._pair is not None:
+            assert teacher_documents is not None
+            self._others = paired_batches(self._pair, rows, teacher_documents, config.batch_size, spec.seed)
+        elif rows is not None:
+            self._others = training_batches(rows, config.batch_size, spec.seed)
         # So many documents of the largest length fit into a row; best-fit packing never needs more rows than that.
         documents = config.batch_size * (spec.data.row_length // spec.generation.longest)
         self._prompts_per_batch = max(1, documents // spec.generation.answer.n)
@@ -243,8 +272,8 @@ class Rollouts:
         left = (every - begun) * self._config.accumulate
         numbers = [position.drawn + self._ranks.rank + self._ranks.world * place for place in range(left)]
         own = [at for at in numbers if self._others is None or self._is_students(at)]
-        documents = self._completions(number, own)
-        batches = {at: self._packed(documents[at]) if at in documents else self._other_batch(at) for at in numbers}
+        written = self._completions(number, own)
+        batches = {at: self._packed(written[at]) if at in written else self._other_batch(at) for at in numbers}
         log_mu = self._sampled_with(number, batches) if isinstance(self._teacher, ServerTeacher) else {}
         # The student's generation uses its budget; the teacher's work does so only if the settings say so.
         with nullcontext() if self._context.spec.budget.counts_teacher else paused():
@@ -271,8 +300,8 @@ class Rollouts:
 
     # student.generate
 
-    def _completions(self, number: int, micro_batches: Sequence[int]) -> dict[int, list[EncodedDocument]]:
-        """Documents of prompt and completion for each of these micro-batches."""
+    def _completions(self, number: int, micro_batches: Sequence[int]) -> dict[int, list[_Written]]:
+        """Prompts and completions of each of these micro-batches."""
         requests = [request for at in micro_batches for request in self._requests(at)]
         step = number * self._policy.sync_every
         identity = engine_identity(self._context.spec, f"{self._context.run.paths.run_id} at step {step}")
@@ -281,7 +310,7 @@ class Rollouts:
             by_pass.setdefault(request.number_of_pass, []).append(request)
         files = sorted(self._folder.glob(f"round-{number:06d}-*.jsonl"))
         known = read_completions(*files)
-        documents: dict[int, list[EncodedDocument]] = {at: [] for at in micro_batches}
+        written: dict[int, list[_Written]] = {at: [] for at in micro_batches}
         found: list[tuple[_Request, list[Completion]]] = []
         missing: list[tuple[GenerationSettings, list[_Request]]] = []
         for number_of_pass, some in by_pass.items():
@@ -295,8 +324,8 @@ class Rollouts:
         if self._ranks.sum([float(bool(missing))])[0]:
             found += self._generate(number, identity, missing)
         for request, answers in found:
-            documents[request.micro_batch] += [self._document(request.prompt, answer) for answer in answers]
-        return documents
+            written[request.micro_batch] += [_Written(request.prompt, answer) for answer in answers]
+        return written
 
     def _requests(self, micro_batch: int) -> list[_Request]:
         first, count = micro_batch * self._prompts_per_batch, self._prompts_per_batch
@@ -394,9 +423,9 @@ class Rollouts:
         if self._context.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _document(self, prompt: Prompt, answer: Completion) -> EncodedDocument:
-        start = encode_prompt(self._context.tokenizer, prompt)
-        ids = np.array([*start, *answer.ids], dtype=np.int64)
+    def _document(self, written: _Written) -> EncodedDocument:
+        start = encode_prompt(self._context.tokenizer, written.prompt)
+        ids = np.array([*start, *written.answer.ids], dtype=np.int64)
         return EncodedDocument(ids, np.arange(len(ids)) >= len(start))
 
     def _sampled_with(self, number: int, batches: Mapping[int, CausalBatch]) -> dict[int, Tensor]:
@@ -418,16 +447,21 @@ class Rollouts:
 
     # rows
 
-    def _packed(self, documents: list[EncodedDocument]) -> CausalBatch:
+    def _packed(self, written: list[_Written]) -> CausalBatch:
         context = self._context
-        packed = pack(DocumentList(documents, pad_id_of(context.tokenizer)), context.spec.data.row_length, seed=0)
+        documents = DocumentList([self._document(one) for one in written], pad_id_of(context.tokenizer))
+        packed = pack(documents, context.spec.data.row_length, seed=0)
         rows = len(packed)
         if self._config.compile != "off":
             # Every number of rows would be compiled separately; rows without a document fill the batch.
             rows = self._config.batch_size
             last = np.full(rows - len(packed), packed.first_pieces[-1])
             packed = replace(packed, first_pieces=np.concatenate([packed.first_pieces, last]))
-        return causal_batch(packed, np.arange(rows, dtype=np.int64))
+        every = np.arange(rows, dtype=np.int64)
+        if self._pair is None:
+            return causal_batch(packed, every)
+        theirs = [self._pair.completion(one.prompt, one.answer.ids) for one in written]
+        return self._pair.batch(packed, every, DocumentList(theirs, pad_id_of(context.teacher_tokenizer)), self._spans)
 
     def _other_batch(self, number: int) -> CausalBatch:
         assert self._others is not None
@@ -440,13 +474,18 @@ class Rollouts:
         context = self._context
         assert self._open is not None
         with self._open(*SCORE) as stage:
-            begin_ns = clock.now().mono_ns
+            begin_ns, scored = clock.now().mono_ns, list[CausalBatch]()
             for number, batch in batches.items():
                 moved = batch.to(context.device)
                 own = {field.name: getattr(moved, field.name) for field in fields(CausalBatch)}
+                scored.append(moved)
                 if isinstance(self._teacher, ServerTeacher):
                     stop = context.run.stop.check if self._ranks.world == 1 else lambda: None
                     targets: Targets = self._teacher.targets(batch, log_mu[number], context.device, stop)
+                elif isinstance(moved, PairedBatch):
+                    assert self._pair is not None
+                    scored[-1] = moved.teacher
+                    targets = self._pair.targets(moved, self._teacher.targets(moved.teacher))
                 else:
                     targets = self._teacher.targets(moved)
                 self._batches[number] = ScoredBatch(**own, targets=targets)
@@ -456,7 +495,7 @@ class Rollouts:
             if repeats:
                 context.run.note_setup("load", begin_ns, clock.now().mono_ns)
             else:
-                rows, tokens = sum(one.samples for one in batches.values()), sum(one.tokens for one in batches.values())
+                rows, tokens = sum(one.samples for one in scored), sum(one.tokens for one in scored)
                 self._add(scored_rows=rows, scored_tokens=tokens)
             stage.count(samples=self._totals["scored_rows"], tokens=self._totals["scored_tokens"])
 
@@ -479,3 +518,5 @@ class Rollouts:
         report("student.generate.tokens_per_completion", totals["tokens"] / count)
         report("student.generate.truncated_share", totals["truncated"] / count)
         report("teacher.score.tokens", float(totals["scored_tokens"]))
+        if self._pair is not None and self._spans:
+            report_spans(self._context, self._pair, self._spans, "the student's completions")

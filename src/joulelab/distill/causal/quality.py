@@ -5,6 +5,7 @@ The teacher is evaluated once for all runs of a store. A student is evaluated in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from joulelab.data import sources
-from joulelab.data.chat.encoding import DocumentStore
-from joulelab.data.chat.packing import CausalBatch, PackedRows
+from joulelab.data.chat.alignment import TokenBytes
+from joulelab.data.chat.encoding import DocumentStore, vocab_size_of
+from joulelab.data.chat.packing import CausalBatch, PackedRows, pack
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.models import TEST, TRAIN, VALIDATION, CausalContext, lm_head_weight, packed_attention
 from joulelab.distill.runner import StageSpec
@@ -34,6 +36,8 @@ from joulelab.train.parallel import gathered
 from joulelab.train.training_session import EvaluationPoint
 
 ANSWERS, HARNESS = "answers.json", "harness.json"
+_OF_TOKENS = ("clm_loss", "clm_loss.perplexity", "next_token")
+"""Figures per token, which two tokenizers do not share."""
 _COUNT_CHUNK = 2**22  # tokens; a multiple of 8, because the trained mask is stored in bits
 
 
@@ -47,10 +51,14 @@ class Evaluation:
     """Share of right answers by random choice; None without choices."""
     items: tuple[dict[str, Any], ...] = ()
     """Question, expected and given answer of each."""
+    held_out_bytes: int | None = None
+    """Bytes of the held-out text, if teacher and student have different tokenizers: loss per token is then a different
+    quantity for each, and loss per byte is not."""
 
     def save(self, folder: Path) -> None:
         self.held_out.save(folder)
-        write_json(folder / ANSWERS, {"right": list(self.right), "chance": self.chance, "items": list(self.items)})
+        answers = {"right": list(self.right), "chance": self.chance, "items": list(self.items)}
+        write_json(folder / ANSWERS, {**answers, "held_out_bytes": self.held_out_bytes})
         write_json(folder / HARNESS, {"tasks": [vars(figure) for figure in self.tasks]})
 
     @classmethod
@@ -62,7 +70,14 @@ class Evaluation:
             tuple(TaskFigure(**figure) for figure in tasks),
             answers.get("chance"),
             tuple(answers.get("items", ())),
+            answers.get("held_out_bytes"),
         )
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        if not self.held_out_bytes:
+            return None
+        return self.held_out.loss * self.held_out.tokens / self.held_out_bytes / math.log(2)
 
     def results(self) -> dict[str, Result]:
         held_out = self.held_out
@@ -71,6 +86,8 @@ class Evaluation:
             "clm_loss.perplexity": Result(value=held_out.perplexity, lower_is_better=True),
             "next_token": Result(value=held_out.right / max(1, held_out.tokens)),
         }
+        if self.bits_per_byte is not None:
+            results["bits_per_byte"] = Result(value=self.bits_per_byte, lower_is_better=True)
         if self.right:
             count, right = len(self.right), sum(self.right)
             results["exact_answers"] = Result(value=right / count, trials=count, successes=right)
@@ -87,6 +104,7 @@ def evaluate_model(
     The held-out loss comes first: a teacher that it rules out is not asked any questions.
     """
     spec, quality, runner = context.spec, context.spec.quality, context.runner
+    tokenizer = context.teacher_tokenizer if role == "teacher" else context.tokenizer
 
     def make(folder: Path) -> None:
         if quality.harness_tasks:
@@ -97,7 +115,7 @@ def evaluate_model(
             float32_matmul_precision(precision),
         ):
             model = load()  # inside the stage: runs that reuse the evaluation inherit the energy of loading
-            held_out = _held_out(context, model, context.rows(data, TEST), precision)
+            held_out = _held_out(context, model, _test_rows(context, data), precision, tokenizer)
             stage.count(tokens=held_out.tokens)
         if role == "teacher":
             require_better_than_unigram(context, held_out, data)
@@ -108,17 +126,18 @@ def evaluate_model(
                 runner.stage(StageSpec(f"{role}.tasks-evaluate", role, "evaluate")) as stage,
                 float32_matmul_precision(precision),
             ):
-                answers = _exact_answers(context, model, stage)
+                answers = _exact_answers(context, model, stage, tokenizer)
         for task in quality.harness_tasks:
             with (
                 runner.stage(StageSpec(f"{role}.{task}-evaluate", role, "evaluate")) as stage,
                 float32_matmul_precision(precision),
             ):
-                found = _harness(context, model, task)
+                found = _harness(context, model, task, tokenizer)
                 stage.count(samples=max((figure.items for figure in found), default=0))
             tasks += found
         right, items = tuple(answers.get("right", ())), tuple(answers.get("items", ()))
-        Evaluation(held_out, right, tuple(tasks), answers.get("chance"), items).save(folder)
+        size = held_out_bytes(context, data, tokenizer)
+        Evaluation(held_out, right, tuple(tasks), answers.get("chance"), items, size).save(folder)
 
     settings: dict[str, Any] = quality.model_dump(mode="json", exclude={"against_teacher", "answers", "harness_folder"})
     answers = sources.parse(quality.answers).path if quality.answers else None
@@ -142,7 +161,7 @@ def held_out_loss(context: CausalContext, data: Artifact) -> Callable[[nn.Module
     rows = context.rows(data, VALIDATION if (data.folder / VALIDATION).is_dir() else TEST)
 
     def evaluate(model: nn.Module, point: EvaluationPoint) -> float:
-        predictions = _held_out(context, model, rows, context.spec.training.precision)
+        predictions = _held_out(context, model, rows, context.spec.training.precision, context.tokenizer)
         point.stage.count(tokens=point.evaluations * predictions.tokens)
         return predictions.loss
 
@@ -163,31 +182,48 @@ def _harness_folder(spec: CausalSpec) -> Path | None:
     return Path(folder) if folder else None
 
 
-def _exact_answers(context: CausalContext, model: nn.Module, stage: Stage) -> dict[str, Any]:
+def held_out_bytes(context: CausalContext, data: Artifact, tokenizer: Any) -> int | None:
+    """None if teacher and student have the same tokenizer."""
+    if context.teacher_tokenizer is context.tokenizer:
+        return None
+    tokens, documents = TokenBytes.of(tokenizer), context.documents(data, TEST)
+    return sum(tokens.text_bytes(documents.document(number)) for number in range(len(documents)))
+
+
+def _test_rows(context: CausalContext, data: Artifact) -> PackedRows:
+    """Documents in the tokens of another tokenizer may be longer than a row; they are not split."""
+    documents = context.documents(data, TEST)
+    longest = int(documents.lengths.max()) if context.teacher_tokenizer is not context.tokenizer else 0
+    return pack(documents, max(context.spec.data.row_length, longest), seed=0)
+
+
+def _exact_answers(context: CausalContext, model: nn.Module, stage: Stage, tokenizer: Any) -> dict[str, Any]:
     """As `joulelab evaluate --data` stores them."""
     quality = context.spec.quality
     assert quality.answers is not None
-    chat = bool(getattr(context.tokenizer, "chat_template", None))
+    chat = bool(getattr(tokenizer, "chat_template", None))
     questions = read_questions(quality.answers, quality.answer_items, chat)
     graded = grade_answers(
-        model, context.tokenizer, questions,
+        model, tokenizer, questions,
         batch_size=context.spec.eval_batch_size, max_new_tokens=quality.answer_tokens,
         tick=context.runner.counter(stage), grader=quality.grader,
     )  # fmt: skip
     return graded_items(questions, graded)
 
 
-def _harness(context: CausalContext, model: nn.Module, task: str) -> list[TaskFigure]:
+def _harness(context: CausalContext, model: nn.Module, task: str, tokenizer: Any) -> list[TaskFigure]:
     quality = context.spec.quality
     return harness_figures(
-        model, context.tokenizer, [task],
+        model, tokenizer, [task],
         folder=_harness_folder(context.spec), limit=quality.harness_limit,
         batch_size=context.spec.eval_batch_size, device=context.device,
-        chat=quality.harness_chat_template and bool(getattr(context.tokenizer, "chat_template", None)),
+        chat=quality.harness_chat_template and bool(getattr(tokenizer, "chat_template", None)),
     )  # fmt: skip
 
 
-def _held_out(context: CausalContext, model: nn.Module, rows: PackedRows, precision: str) -> HeldOutPredictions:
+def _held_out(
+    context: CausalContext, model: nn.Module, rows: PackedRows, precision: str, tokenizer: Any
+) -> HeldOutPredictions:
     attention = packed_attention(model)
 
     def hidden_of(batch: CausalBatch) -> Any:
@@ -196,7 +232,7 @@ def _held_out(context: CausalContext, model: nn.Module, rows: PackedRows, precis
     return held_out_tokens(
         model, hidden_of, gathered(lm_head_weight(model)).detach(), rows,
         batch_size=context.spec.eval_batch_size, chunk=context.spec.chunk, device=context.device, precision=precision,
-        words=context.vocabulary, tick=lambda batch: context.run.stop.check(),
+        words=vocab_size_of(tokenizer), tick=lambda batch: context.run.stop.check(),
     )  # fmt: skip
 
 
@@ -239,12 +275,13 @@ def flag_chance_answers(context: CausalContext, role: str, own: Evaluation) -> N
 def unigram_baseline(context: CausalContext, data: Artifact) -> float:
     """Held-out loss of the training tokens' frequencies; computed once, because it reads all tokens."""
     if data.key not in context.unigram_losses:
-        counts_V = trained_counts(context.documents(data, TRAIN), context.vocabulary)
-        held_out = context.documents(data, TEST)
+        store, held_out = context.documents(data, TRAIN), context.documents(data, TEST)
+        counts_V = trained_counts(store, store.attributes["vocab_size"])
         documents = [held_out.document(number) for number in range(len(held_out))]
         targets = np.concatenate([document.ids[1:][document.trained[1:]] for document in documents])
         context.unigram_losses[data.key] = unigram_loss(counts_V, targets)
-        context.runner.report("data.unigram_loss", context.unigram_losses[data.key])
+        if store.attributes["tokenizer"] == context.spec.tokenizer:  # not in the tokens of another teacher
+            context.runner.report("data.unigram_loss", context.unigram_losses[data.key])
     return context.unigram_losses[data.key]
 
 
@@ -273,11 +310,15 @@ def report_quality(run: RunContext, role: str, own: Evaluation, teacher: Evaluat
     if own.chance is not None:
         text += f" (chance {100 * own.chance:.0f} %)"
     if teacher is not None:
-        agreement = own.held_out.agreement(teacher.held_out)
-        run.result(f"{role}.agreement", Result(value=agreement, trials=own.held_out.tokens))
         for name, result in teacher.results().items():
-            if name in results and result.value:
+            is_of_tokens = own.bits_per_byte is not None and name in _OF_TOKENS
+            if name in results and result.value and not is_of_tokens:
                 ratio, lower = results[name].value / result.value, result.lower_is_better
                 run.result(f"{role}.{name}.over_teacher", Result(value=ratio, lower_is_better=lower))
-        text += f"; most likely token equals the teacher's at {100 * agreement:.1f} % of positions"
+        if own.bits_per_byte is None or teacher.bits_per_byte is None:
+            agreement = own.held_out.agreement(teacher.held_out)
+            run.result(f"{role}.agreement", Result(value=agreement, trials=own.held_out.tokens))
+            text += f"; most likely token equals the teacher's at {100 * agreement:.1f} % of positions"
+        else:
+            text += f"; {own.bits_per_byte:.3f} bits per byte, the teacher {teacher.bits_per_byte:.3f}"
     run.progress.write(text)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torch import nn
 
 from joulelab.distill.causal.config import CausalSpec
+from joulelab.distill.causal.cross_tokenizer import check_tokenizers, cross_tokenizer_inputs, teacher_data
 from joulelab.distill.causal.data import check_chat_parts, check_own_pairs, prepare_data
 from joulelab.distill.causal.generated_data import (
     evaluate_preferences,
@@ -33,7 +34,6 @@ from joulelab.distill.causal.models import (
     CausalContext,
     check_memory,
     check_models,
-    check_tokenizers,
     load_student,
 )
 from joulelab.distill.causal.objective import (
@@ -197,9 +197,9 @@ class CausalRecipe:
         return evaluation
 
     def _evaluate_teacher(self, data: Artifact) -> Evaluation:
-        teacher = pretrained_teacher(self.context)
-        evaluation = evaluate_model(self.context, "teacher", data, teacher.load, teacher.bill, reuse=True)
-        require_better_than_unigram(self.context, evaluation.held_out, data)  # an evaluation of an earlier run, too
+        teacher, own = pretrained_teacher(self.context), teacher_data(self.context, data)
+        evaluation = evaluate_model(self.context, "teacher", own, teacher.load, teacher.bill, reuse=True)
+        require_better_than_unigram(self.context, evaluation.held_out, own)  # an evaluation of an earlier run, too
         return evaluation
 
     def pairs(self, data: Artifact) -> Artifact:
@@ -290,9 +290,12 @@ class KdRecipe(CausalRecipe):
     def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
         context, rows, source = self.context, self.context.rows(data, TRAIN), pretrained_teacher(self.context)
         parents = [data.bill, teacher.bill if teacher else source.bill]
-        inputs = {"distill": self.spec.distill.model_dump(mode="json")}
+        own = teacher_data(context, data)
+        if own is not data:
+            parents.append(own.bill)
+        inputs = {"distill": self.spec.distill.model_dump(mode="json"), **cross_tokenizer_inputs(context)}
         return self.final_student(
-            data, lambda setup: distillation_data(context, rows, source, teacher, setup), parents, inputs
+            data, lambda setup: distillation_data(context, rows, source, teacher, setup, own), parents, inputs
         )
 
 
@@ -355,10 +358,14 @@ class OnPolicyRecipe(CausalRecipe):
         inputs = {
             "on_policy": policy.model_dump(mode="json"),
             "generation": self.spec.generation.model_dump(mode="json", exclude={"prompts_from"}),
+            **cross_tokenizer_inputs(context),
         }
         parents = [data.bill, *prompt_bills(context), source.bill, start.bill, *([teacher.bill] if teacher else [])]
+        own = None if others is None else teacher_data(context, others)
+        if own is not None and own is not others:
+            parents.append(own.bill)
         return self.final_student(
-            data, lambda setup: on_policy_data(context, source, rows, setup), parents, inputs, start=start
+            data, lambda setup: on_policy_data(context, source, rows, setup, own), parents, inputs, start=start
         )
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.data.chat.conversations import ASSISTANT, Row, prompt_of, prompts_of, row_id, uses_tools
+from joulelab.data.chat.encoding import vocab_size_of
 from joulelab.distill.causal.config import CausalSpec
+from joulelab.distill.causal.cross_tokenizer import teacher_data, teacher_rows, teacher_tokenizer_identity
 from joulelab.distill.causal.data import split_rows
 from joulelab.distill.causal.generators import (
     ChosenEngine,
@@ -85,7 +87,7 @@ def pretrained_teacher(context: CausalContext) -> TeacherSource:
 
 def live_teacher(context: CausalContext, teacher: TeacherSource, compile_mode: str = "off") -> LiveTeacher:
     model = teacher.load()
-    return LiveTeacher(model, min(context.vocabulary, len(lm_head_weight(model))), compile_mode)
+    return LiveTeacher(model, min(vocab_size_of(context.teacher_tokenizer), len(lm_head_weight(model))), compile_mode)
 
 
 # logits
@@ -104,7 +106,7 @@ def cache_logits(context: CausalContext, data: Artifact, teacher: TeacherSource)
 
 
 def _cache_work(context: CausalContext, data: Artifact, teacher: TeacherSource) -> ShardedWork:
-    spec, rows = context.spec, context.rows(data, TRAIN)
+    spec, rows = context.spec, teacher_rows(context, data, TRAIN)
     distill, batch_size = spec.distill, spec.teacher.batch_size
 
     def begin(folder: Path, shard: Shard, others: Sequence[Path]) -> RemainingWork:
@@ -120,7 +122,7 @@ def _cache_work(context: CausalContext, data: Artifact, teacher: TeacherSource) 
     def work(folder: Path, shard: Shard, live: LiveTeacher, pending: PendingRows, stage: Stage) -> None:
         manifest = live.manifest(
             distill.codec, distill.cached_temperature,
-            name=teacher.name, weights=teacher.identity, tokenizer=context.tokenizer_identity,
+            name=teacher.name, weights=teacher.identity, tokenizer=teacher_tokenizer_identity(context),
         )  # fmt: skip
         write_cache(
             folder, live, rows, manifest,
@@ -135,13 +137,13 @@ def _cache_work(context: CausalContext, data: Artifact, teacher: TeacherSource) 
 
     inputs = {
         "voice": teacher.identity,  # the key's spelling: caches of earlier versions are found by it
-        "tokenizer": context.tokenizer_identity,
+        "tokenizer": teacher_tokenizer_identity(context),
         "codec": distill.codec,
         "temperature": distill.cached_temperature,
         "precision": context.teacher_precision_key,
-        "row_length": spec.data.row_length,
+        "row_length": rows.row_length,
     }
-    parents = [teacher.bill, data.bill]
+    parents = [teacher.bill, teacher_data(context, data).bill]
     return ShardedWork(
         "logits", "logit-cache", LOGITS_STAGE, inputs, parents, batch_size, rows.__len__, begin, join,
         opens=LogitCache.open, accepts_damaged_shards=True,

@@ -37,10 +37,12 @@ from joulelab.distill.chunked import (
     matmul_dtype,
     padded_projection,
 )
+from joulelab.distill.logit_cache.aligned_loss import AlignedTargets, span_terms
 from joulelab.distill.logit_cache.codecs import CacheManifest, Codec, Divergence, require_usable
 from joulelab.distill.logit_cache.scored_tokens import ScoredTargets, scored_chunk
 from joulelab.distill.logit_cache.target_encoding import decode_targets
 from joulelab.distill.losses import DIVERGENCES, NO_TARGET, jensen_shannon, teacher_log_softmax
+from joulelab.distill.preferences.preference_loss import TargetLogProbabilities
 from joulelab.errors import ConfigError, JoulelabError
 
 # targets: what a loss is given of the teacher at the positions of a batch
@@ -359,7 +361,7 @@ def _gold_constant(teacher_CK: Tensor, same_CKK: Tensor) -> Tensor:
 
 # the loss
 
-AnyTargets = CachedTargets | DenseTargets | ScoredTargets
+AnyTargets = CachedTargets | DenseTargets | ScoredTargets | AlignedTargets
 
 
 @dataclass(frozen=True)
@@ -412,6 +414,8 @@ class KdLoss:
         """
         self._check(targets, weight_VD)
         count = _target_count(count, targets, labels_BT)
+        if isinstance(targets, AlignedTargets) and self.weights.kl > 0:
+            return self._over_spans(hidden_BTD, weight_VD, targets, labels_BT, bias_V)
         # Only trained positions are projected: in instruction data half of the tokens are prompts,
         # whose logits would be computed for nothing.
         order_N, labels_N = target_positions(labels_BT, self._entering(count, labels_BT.numel()))
@@ -421,6 +425,40 @@ class KdLoss:
         job = ChunkedJob(terms, (self.weights.ce, self.weights.kl), len(order_N), self.chunk, dtype, order_N)
         loss, sums = chunked_loss(features, weight_VD, bias_V, job)
         return KdSums(loss, sums[0], sums[1], count)
+
+    def _over_spans(
+        self, hidden_BTD: Tensor, weight_VD: Tensor, targets: AlignedTargets, labels_BT: Tensor, bias_V: Tensor | None
+    ) -> KdSums:
+        """Against a teacher with another tokenizer. The gradient by the probability of a span's later tokens is known
+        only after its first token, so it is added as a term whose value is 0."""
+        T, spans, features = self.weights.temperature, targets.spans, hidden_BTD.flatten(0, 1)
+        order_N, labels_N = target_positions(labels_BT, targets.count)
+        order_N, labels_N = order_N[spans.student_order_N], labels_N[spans.student_order_N]
+        dtype, later = matmul_dtype(features), slice(spans.size, spans.size + len(spans.student_group_R))
+        logs_R = TargetLogProbabilities(self.chunk)(
+            features[order_N[later]] / T, weight_VD[: targets.vocabulary], labels_N[later]
+        )
+        rest_G = logs_R.new_zeros(spans.size).index_add(0, spans.student_group_R, logs_R)
+        teacher_rest_G, slope_G = targets.log_rest(T, self.chunk), torch.zeros_like(rest_G)
+
+        def terms(rows: slice, place: Any, student_CD: Tensor, student: Projection, scale: float) -> Any:
+            logits_CV = F.linear(student_CD, student.weight_VD, student.bias_V).float()
+            ce, grad_CV = _label_terms(logits_CV, Labels(labels_N[rows]), self.weights.ce)
+            firsts = slice(rows.start, max(rows.start, min(rows.stop, spans.size)))
+            found = firsts.stop - firsts.start
+            value, by_logits_CV, by_rest_C = span_terms(
+                logits_CV[:found], rest_G.detach()[firsts], targets, teacher_rest_G[firsts], firsts,
+                self.divergence, self.weights.beta, T,
+            )  # fmt: skip
+            grad_CV[:found] += self.weights.kl * T * T * by_logits_CV
+            slope_G[firsts] = self.weights.kl * T * T * by_rest_C
+            return torch.stack([ce, T * T * value]), scale_in_place(grad_CV, scale).to(student_CD.dtype)
+
+        job = ChunkedJob(terms, (self.weights.ce, self.weights.kl), len(order_N), self.chunk, dtype, order_N)
+        loss, sums = chunked_loss(features, weight_VD, bias_V, job)
+        if torch.is_grad_enabled():
+            loss = loss + (slope_G * (rest_G - rest_G.detach())).sum()
+        return KdSums(loss, sums[0], sums[1], targets.count)
 
     def _entering(self, count: int, positions: int) -> int:
         """A compiled chunk has one size: the last one is padded with positions that are not trained."""
@@ -447,6 +485,7 @@ class KdLoss:
 
     def _terms(self, targets: AnyTargets | None, labels_N: Tensor, dtype: torch.dtype) -> ChunkTerms:
         """The chunk function for these targets. The positions of targets and labels are in the same order."""
+        assert not isinstance(targets, AlignedTargets)
         decoded = None if targets is None else targets.decoded().padded(len(labels_N))
         if isinstance(decoded, SparseTargets):
             assert targets is not None

@@ -37,7 +37,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -121,6 +121,32 @@ class LoopPlan:
     rounds: int = 4
     kept_steps: int = 4
     """Number of steps whose batches the loops without input cycle through."""
+    limit_s: float = MAX_ISOLATION_S
+    """Time for all of it."""
+
+    def round_s(self, seconds: Sequence[float]) -> float:
+        """Of a round of loops with these times of a repetition."""
+        # A window has at least one repetition, and so have lead-in and lead-out: three for a step
+        # longer than the window.
+        return sum(max(self.window_s + self.settle_s + LEAD_OUT_S, 3 * each_s) for each_s in seconds)
+
+    def within(self, left_s: float, seconds: Sequence[float]) -> LoopPlan:
+        """The plan that fits into the time that is left: fewer rounds first, then shorter windows."""
+        # At least two rounds, one in each order, or the drift would not cancel.
+        plan = replace(self, rounds=max(2, min(self.rounds, int(left_s / self.round_s(seconds)))))
+        if self.limit_s >= MAX_ISOLATION_S or plan.rounds * plan.round_s(seconds) <= left_s:
+            return plan
+        share = (left_s / plan.rounds / len(seconds) - LEAD_OUT_S) / (self.window_s + self.settle_s)
+        plan = replace(plan, window_s=share * self.window_s, settle_s=share * self.settle_s)
+        shortest = replace(plan, window_s=LEAD_OUT_S, settle_s=0.0)
+        if plan.window_s < LEAD_OUT_S or shortest.rounds * shortest.round_s(seconds) > left_s:
+            # shorter than one refresh of the sensor
+            raise TooLittleTime(self.limit_s - left_s + shortest.rounds * shortest.round_s(seconds))
+        return plan
+
+
+class TooLittleTime(Exception):
+    """The phases cannot be isolated within the limit; its argument is the least number of seconds."""
 
 
 @dataclass(frozen=True)
@@ -158,19 +184,29 @@ class Isolation:
         self._now_ns = now_ns
         self._wait = wait
         self._accumulate = trainer.config.accumulate
+        self.shortened_from_s: float | None = None
+        """Time that the loops would have taken without the limit of the plan; None if it changed nothing."""
         # torch's CUDA graph trees need a mark where a step begins if the forward pass has no backward pass.
         self._captured = trainer.config.compile in ("reduce-overhead", "max-autotune")
 
     def run(self) -> list[LoopWindow]:
+        begin_ns = self._now_ns()
         self._zero_learning_rate()
         kept = [[self._trainer.next_batch() for _ in range(self._accumulate)] for _ in range(self._plan.kept_steps)]
         self._kept = itertools.cycle(kept)
         parts = forward_parts(self._trainer, kept[0][0])
         loops = (*parts[:-1], *LOOPS)
         self._part_of = dict(zip(loops, parts, strict=False))  # the last part ends with the forward pass
-        seconds = {loop: self._seconds(loop) for loop in loops}
+        timing_s = min(self._plan.settle_s, 0.2 * self._plan.limit_s / len(loops))
+        seconds = {loop: self._seconds(loop, timing_s) for loop in loops}
+        ranks = self._trainer.ranks
+        used_s = ranks.sum([(self._now_ns() - begin_ns) / NS])[0] / ranks.world  # all ranks choose the same plan
+        whole_s = used_s + self._plan.rounds * self._plan.round_s(list(seconds.values()))
+        self._plan = self._plan.within(self._plan.limit_s - used_s, list(seconds.values()))
+        if self._plan.limit_s < min(whole_s, MAX_ISOLATION_S):
+            self.shortened_from_s = whole_s
         windows = []
-        for number in range(self._rounds(seconds)):
+        for number in range(self._plan.rounds):
             # ABBA: with a drift of d joules per window, loop k of n is off by k d in one round and
             # by (n - 1 - k) d in the next. The mean is the same for all loops, so differences
             # between loops have no drift.
@@ -188,13 +224,13 @@ class Isolation:
             else:
                 group["lr"] = 0.0
 
-    def _seconds(self, loop: str) -> float:
+    def _seconds(self, loop: str, timing_s: float) -> float:
         """Of one repetition; the mean over ranks, so that all ranks repeat equally often."""
         self._repeat(loop, 1)
-        # Two repetitions give the scale, enough of them for `settle_s` then the mean: the first
+        # Two repetitions give the scale, enough of them for `timing_s` then the mean: the first
         # ones may still allocate memory or raise the clocks.
         first_s = self._time_repetitions(loop, 2)
-        better_s = self._time_repetitions(loop, self._times(self._plan.settle_s, first_s))
+        better_s = self._time_repetitions(loop, self._times(timing_s, first_s))
         ranks = self._trainer.ranks
         return ranks.sum([better_s])[0] / ranks.world
 
@@ -210,13 +246,10 @@ class Isolation:
     def _times(wanted_s: float, each_s: float) -> int:
         return max(1, math.ceil(wanted_s / max(each_s, 1e-6)))
 
-    def _rounds(self, seconds: dict[str, float]) -> int:
-        extra_s = self._plan.settle_s + LEAD_OUT_S
-        # A window has at least one repetition, and so have lead-in and lead-out: three for a step
-        # longer than the window.
-        round_s = sum(max(self._plan.window_s + extra_s, 3 * each_s) for each_s in seconds.values())
-        # At least two rounds, one in each order, or the drift would not cancel.
-        return max(2, min(self._plan.rounds, int(MAX_ISOLATION_S / round_s)))
+    @property
+    def plan(self) -> LoopPlan:
+        """The one that is used; known after `run`."""
+        return self._plan
 
     def _window(self, loop: str, number: int, each_s: float) -> LoopWindow:
         repetitions = self._times(self._plan.window_s, each_s)

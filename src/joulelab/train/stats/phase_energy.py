@@ -11,16 +11,25 @@ energy is computed from the trace at the end.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
 from joulelab.meter.figures import COVERED, EnergyFigure, amount_text, coverage_text, gain_text, method_text
 from joulelab.train.stats.hooks import TrackerContext, TrainerStats, device_synchronizer
-from joulelab.train.stats.isolated import IsolatedEnergy, Isolation, LoopPlan, LoopWindow, Snapshot, isolated_energy
+from joulelab.train.stats.isolated import (
+    IsolatedEnergy,
+    Isolation,
+    LoopPlan,
+    LoopWindow,
+    Snapshot,
+    TooLittleTime,
+    isolated_energy,
+)
 from joulelab.train.stats.phase_times import PhaseTimes
 from joulelab.train.stats.step_energy import (
     INTERRUPTIONS,
@@ -43,6 +52,28 @@ from joulelab.units import duration_text, energy_text, percent_text, power_text
 TABLE_HEADER = f"{'phase':<18}{'energy per step':>20}{'power':>10}{'share':>9}  method"
 
 
+ISOLATION_SHARE = 0.1
+"""Of the training, which isolation may take unless the settings say otherwise."""
+
+
+@dataclass(frozen=True)
+class ShortenedIsolation:
+    """Isolation that its limit made shorter, and its figures coarser."""
+
+    limit_s: float
+    whole_s: float
+    """Time that it would have taken."""
+    rounds: int
+    window_s: float
+
+    def text(self) -> str:
+        return (
+            f"Isolation was limited to {duration_text(self.limit_s)} instead of {duration_text(self.whole_s)} "
+            f"({self.rounds} rounds with windows of {duration_text(self.window_s)}), so the figures per phase are "
+            f"coarse: see their intervals. training.isolation_s={self.whole_s:.0f} measures them fully."
+        )
+
+
 @dataclass(frozen=True)
 class PhaseEnergyReport:
     """Results of the tracker `energy`: as text for people, and as values for the record."""
@@ -56,6 +87,7 @@ class PhaseEnergyReport:
     isolation_stage: str
     isolation_s: float | None
     isolation_j: float | None
+    shortened: ShortenedIsolation | None = None
 
     def text(self) -> str:
         if self.step.step is None and self.isolated is None:
@@ -103,6 +135,8 @@ class PhaseEnergyReport:
                 f"Isolation took {duration_text(self.isolation_s)} and {energy_text(self.isolation_j)}, billed to "
                 f"{self.isolation_stage}; the training state was restored."
             )
+        if self.shortened is not None and self.isolated is not None:
+            yield self.shortened.text()
         if self.step.figure.method == "estimated":
             yield "The energy is estimated from CPU time; no sensor measured it."
 
@@ -141,6 +175,7 @@ class PhaseEnergyReport:
                 "stage": self.isolation_stage,
                 "duration_s": self.isolation_s,
                 "energy_j": self.isolation_j,
+                "shortened": asdict(self.shortened) if self.shortened and isolated else None,
             },
             "time-share": {"phases": {phase: to_record(row) for phase, row in self.time_shares.items()}},
         }
@@ -153,6 +188,13 @@ def row_text(phase: str, row: PerStep, whole: PerStep, sensed: EnergyFigure) -> 
     each = sensed.model_copy(update={"coverage": 1.0, "lower_bound": False})
     energy = amount_text(each.with_interval(row.energy_j, row.half_width_j))
     return f"{phase:<18}{energy:>20}{power:>10}{share:>9}  {row.method}"
+
+
+def _too_little(limit_s: float, least_s: float) -> str:
+    return (
+        f"it may take {duration_text(limit_s)} ({100 * ISOLATION_SHARE:g} % of the training, unless "
+        f"training.isolation_s is set) and needs at least {duration_text(least_s)}"
+    )
 
 
 STOP_REQUESTED = "the run was asked to stop during isolation"
@@ -169,6 +211,8 @@ class EnergyStats(TrainerStats):
     ) -> None:
         self.warmup_steps = warmup_steps
         self.plan = plan or LoopPlan()
+        self._is_bounded = plan is None
+        self._shortened: ShortenedIsolation | None = None
         self._now_ns = now_ns
         self._steps = 0
         self._warmup_windows: list[CleanWindow] = []
@@ -218,6 +262,10 @@ class EnergyStats(TrainerStats):
     def _isolate(self) -> None:
         context = self._context
         self._not_isolated = missing_energy_reason(context.meter, context.device.type) or ""
+        limit_s, least_s = self._plan().limit_s, self._least_s()
+        if not self._not_isolated and limit_s < least_s:
+            self._not_isolated = _too_little(limit_s, least_s)
+            context.write(f"energy: the phases are not isolated: {self._not_isolated}")
         # All ranks isolate together or none does; one rank with a sensor is enough.
         if not context.trainer.ranks.sum([not self._not_isolated])[0]:
             return
@@ -238,7 +286,16 @@ class EnergyStats(TrainerStats):
         # are those of training, and the state to restore is that of a step boundary.
         before = Snapshot(context.trainer)
         try:
-            self._loop_windows = Isolation(context.trainer, self.plan, self._now_ns, self._wait).run()
+            isolation = Isolation(context.trainer, self._plan(), self._now_ns, self._wait)
+            self._loop_windows = isolation.run()
+            if isolation.shortened_from_s is not None:
+                plan = isolation.plan
+                self._shortened = ShortenedIsolation(
+                    plan.limit_s, isolation.shortened_from_s, plan.rounds, plan.window_s
+                )
+        except TooLittleTime as short:
+            self._not_isolated = _too_little(self._plan().limit_s, short.args[0])
+            context.write(f"energy: the phases are not isolated: {self._not_isolated}")
         except EndedBySignal:  # the loop checks right after this and saves before it stops
             self._not_isolated = STOP_REQUESTED
         except Exception as error:
@@ -250,6 +307,27 @@ class EnergyStats(TrainerStats):
             context.meter.event(
                 "isolated", stage=context.stage, windows=[window.fields() for window in self._loop_windows]
             )
+
+    def _least_s(self) -> float:
+        """What isolation takes at least: of every loop about four repetitions to time it, and two rounds of three."""
+        seconds = self._times.per_step_s()
+        until_backward = seconds["forward"] + seconds["backward"]
+        until_optimizer = until_backward + seconds["optimizer_step"]
+        return 10 * (2 * seconds["forward"] + until_backward + until_optimizer + sum(seconds.values()))
+
+    def _plan(self) -> LoopPlan:
+        """Without a plan of the caller: `training.isolation_s`, else a share of the training's expected time."""
+        trainer, config = self._context.trainer, self._context.trainer.config
+        if not self._is_bounded:
+            return self.plan
+        if config.isolation_s is not None:
+            return replace(self.plan, limit_s=config.isolation_s)
+        spent, steps = trainer.budget.fraction(trainer.position), trainer.position.step
+        step_s = sum(self._times.per_step_s().values())
+        times = [config.max_time_s] if config.max_time_s else []
+        times += [step_s * steps / spent] if spent > 0 else []
+        found = trainer.ranks.sum([min(times, default=math.inf)])[0] / trainer.ranks.world
+        return replace(self.plan, limit_s=min(self.plan.limit_s, ISOLATION_SHARE * found))
 
     def log_stats(self) -> str:
         self._wait()
@@ -270,6 +348,7 @@ class EnergyStats(TrainerStats):
             isolation_stage=f"{self._context.stage}.phases",
             isolation_s=(self._isolation_span[1] - self._isolation_span[0]) / NS if self._isolation_span else None,
             isolation_j=read([self._isolation_span]).energy_j if self._isolation_span else None,
+            shortened=self._shortened,
         )
 
     def _isolated(self, read: Reader) -> IsolatedEnergy | None:

@@ -1,0 +1,351 @@
+"""Two tokenizers over one text: which spans of tokens cover the same text, and which tokens are in both vocabularies.
+
+A token of a byte-level vocabulary may be part of a character, so positions are counted in bytes. Tokens of one
+document are concatenated, and wherever both sequences have a token that ends at the same byte, both are cut. Between
+two cuts lies a *span*: the smallest text that both tokenizers cover by whole tokens, one to one in the simplest case.
+
+Some tokenizers lose part of the text: WordPiece lower-cases it and drops spaces, SentencePiece adds a space before the
+first word. If the bytes of two documents differ, they are compared by letters without case, accents and spaces, and
+where these differ as well, only the common beginning and the common end are aligned.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from joulelab.data.chat.encoding import EncodedDocument, vocab_size_of
+from joulelab.errors import ConfigError
+
+Ints = NDArray[np.int64]
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE_MARK = "▁"
+_LOST = "\ufffc"  # a character that texts do not have
+_AFTER_NO_SPACE = (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")  # as decoders of WordPiece write them
+
+
+class Span(NamedTuple):
+    """Tokens of two documents that cover the same text: first token and the one after the last, of each."""
+
+    student_start: int
+    student_end: int
+    teacher_start: int
+    teacher_end: int
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBytes:
+    """The bytes that each token of a vocabulary adds to a text."""
+
+    pieces: tuple[bytes, ...]
+    """By id; ids that are no token add nothing."""
+    lengths: Ints
+    specials: frozenset[int]
+    """Ids of special tokens. They are part of no word: at the end of a document they mean that it ends."""
+    fallback: frozenset[int]
+    """Ids of single bytes, for characters that have no token (SentencePiece)."""
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> TokenBytes:
+        steps, added = _decoder_steps(tokenizer), tokenizer.added_tokens_decoder
+        pieces = [b""] * vocab_size_of(tokenizer)
+        fallback = set()
+        for token, number in tokenizer.get_vocab().items():
+            if number in added:
+                pieces[number] = str(added[number].content).encode()
+            else:
+                pieces[number] = _piece(token, steps)
+                if _BYTE.fullmatch(token):
+                    fallback.add(number)
+        specials = {number for number, one in added.items() if one.special} | set(map(int, tokenizer.all_special_ids))
+        unknown = tokenizer.unk_token_id
+        if unknown is not None and unknown not in (tokenizer.eos_token_id, tokenizer.bos_token_id):
+            # It stands for a text that is lost, so it must equal nothing in the other document.
+            specials.discard(unknown)
+            pieces[unknown] = _LOST.encode()
+        lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
+        return cls(tuple(pieces), lengths, frozenset(specials), frozenset(fallback))
+
+    def join(self, ids: Sequence[int] | Ints) -> bytes:
+        return b"".join(self.pieces[number] for number in np.asarray(ids).tolist())
+
+    def text(self, ids: Sequence[int] | Ints) -> str:
+        """What the tokens say; special tokens and a character that ends in the middle are left out."""
+        whole = self.join([number for number in ids if int(number) not in self.specials])
+        return without_cut_character(whole).decode("utf-8", "replace")
+
+    def text_bytes(self, document: EncodedDocument) -> int:
+        """Bytes of the trained tokens; special tokens have none."""
+        trained = document.ids[1:][document.trained[1:]]
+        is_text = ~np.isin(trained, np.fromiter(self.specials, dtype=np.int64, count=len(self.specials)))
+        return int(self.lengths[trained[is_text]].sum())
+
+
+def without_cut_character(text: bytes) -> bytes:
+    """Without the first bytes of a character whose other bytes are missing at the end."""
+    for length in range(1, min(4, len(text) + 1)):
+        byte = text[-length]
+        if byte & 0xC0 == 0x80:
+            continue
+        size = 2 if byte >= 0xC0 and byte < 0xE0 else 3 if byte >= 0xE0 and byte < 0xF0 else 4 if byte >= 0xF0 else 1
+        return text[:-length] if size > length else text
+    return text
+
+
+# from a vocabulary's spelling of tokens to bytes
+
+
+def _decoder_steps(tokenizer: Any) -> list[Mapping[str, Any]]:
+    backend, name = getattr(tokenizer, "backend_tokenizer", None), getattr(tokenizer, "name_or_path", "") or "it"
+    if backend is None:
+        raise ConfigError(
+            f"the tokenizer {name} has no definition in Python's tokenizers library (tokenizer.json), so the text of "
+            "its tokens is not known",
+            "use a model with a fast tokenizer, or a teacher and a student with the same tokenizer",
+        )
+    decoder = json.loads(backend.to_str())["decoder"]
+    steps: list[Mapping[str, Any]] = [] if decoder is None else decoder.get("decoders", [decoder])
+    if decoder is None:  # such tokens are joined with spaces
+        steps = [{"type": "Words"}]
+    unknown = [step["type"] for step in steps if step["type"] not in _STEPS]
+    if unknown:
+        raise ConfigError(
+            f"the tokenizer {name} has a decoder of type {', '.join(unknown)}, for which the text of a single token is "
+            "not defined",
+            f"expected {', '.join(sorted(set(_STEPS) - {'Words'}))}; use a teacher and a student with the same "
+            "tokenizer",
+        )
+    return steps
+
+
+_STEPS = ("BPEDecoder", "ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece", "Words")
+
+
+def _piece(token: str, steps: Sequence[Mapping[str, Any]]) -> bytes:
+    """What a token adds in the middle of a text."""
+    for step in steps:
+        kind = step["type"]
+        if kind == "ByteLevel":
+            return _from_byte_letters(token)
+        if kind == "ByteFallback" and (found := _BYTE.fullmatch(token)):
+            return bytes([int(found[1], 16)])
+        if kind == "Replace" and "String" in step["pattern"]:
+            token = token.replace(step["pattern"]["String"], step["content"])
+        elif kind == "Metaspace":
+            token = token.replace(step["replacement"], " ")
+        elif kind == "BPEDecoder":
+            token = token.replace(step["suffix"], " ")
+        elif kind == "WordPiece":
+            joined = token.startswith(step["prefix"]) or (step["cleanup"] and token in _AFTER_NO_SPACE)
+            token = token.removeprefix(step["prefix"]) if joined else f" {token}"
+        elif kind == "Words":
+            token = f" {token}"
+        # Fuse and Strip change the beginning of a text only
+    return token.encode()
+
+
+@lru_cache(maxsize=1)
+def _byte_letters() -> dict[str, int]:
+    """The letters by which byte-level vocabularies spell bytes: printable ones stand for themselves, the others for
+    letters from 256 on (GPT-2)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+def _from_byte_letters(token: str) -> bytes:
+    letters = _byte_letters()
+    return bytes(letters[letter] for letter in token) if all(one in letters for one in token) else token.encode()
+
+
+# tokens of both vocabularies
+
+
+@dataclass(frozen=True, eq=False)
+class CommonVocabulary:
+    """Tokens with the same text, each with its id in both vocabularies, and the ids that have no partner."""
+
+    student_ids: Ints
+    teacher_ids: Ints
+    student_rest: Ints
+    teacher_rest: Ints
+
+    @property
+    def size(self) -> int:
+        return len(self.student_ids)
+
+    @property
+    def teacher_share(self) -> float:
+        """Of the teacher's tokens."""
+        return self.size / max(1, self.size + len(self.teacher_rest))
+
+    @classmethod
+    def of(cls, student: TokenBytes, teacher: TokenBytes, ends: Sequence[tuple[int, int]] = ()) -> CommonVocabulary:
+        """`ends`: ids that end a turn or a text in both, whatever they are called."""
+        own, other = _ids_by_text(student), _ids_by_text(teacher)
+        pairs: dict[int, int] = {}
+        taken: set[int] = set()
+        for one, two in [*ends, *((own[text], other[text]) for text in own if text in other)]:
+            if one not in pairs and two not in taken:
+                pairs[one] = two
+                taken.add(two)
+        ids = np.array(sorted(pairs), dtype=np.int64)
+        partners = np.array([pairs[number] for number in ids.tolist()], dtype=np.int64)
+        rest = np.setdiff1d(np.arange(len(student.pieces)), ids)
+        return cls(ids, partners, rest, np.setdiff1d(np.arange(len(teacher.pieces)), partners))
+
+
+def _ids_by_text(tokens: TokenBytes) -> dict[tuple[bool, bytes], int]:
+    """Of two tokens with the same text, the one that is not a single byte for missing characters, then the first."""
+    order = sorted(range(len(tokens.pieces)), key=lambda number: (number in tokens.fallback, number))
+    found: dict[tuple[bool, bytes], int] = {}
+    for number in order:
+        if tokens.pieces[number]:
+            found.setdefault((number in tokens.specials, tokens.pieces[number]), number)
+    return found
+
+
+# spans
+
+
+def align(student: EncodedDocument, teacher: EncodedDocument, own: TokenBytes, other: TokenBytes) -> list[Span]:
+    """Spans of trained tokens of two encodings of one conversation or text, in order. Answers are paired by number, so
+    that chat templates may differ."""
+    found = []
+    for (start, end), (begin, stop) in zip(_answers(student), _answers(teacher), strict=False):
+        text_end, text_stop = _without_end(student.ids, start, end, own), _without_end(teacher.ids, begin, stop, other)
+        ends = text_end < end and text_stop < stop
+        for one in _spans(student.ids[start:text_end], teacher.ids[begin:text_stop], own, other, from_end=ends):
+            found.append(Span(one[0] + start, one[1] + start, one[2] + begin, one[3] + begin))
+        if ends:
+            found.append(Span(text_end, end, text_stop, stop))
+    return [
+        span
+        for span in found
+        if student.trained[span.student_start : span.student_end].all()
+        and teacher.trained[span.teacher_start : span.teacher_end].all()
+    ]
+
+
+def _answers(document: EncodedDocument) -> list[tuple[int, int]]:
+    """Runs of trained tokens. The first token of a plain text has nothing to predict it from and is not trained, but is
+    part of the text."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], document.trained, [False]]).astype(np.int8)))
+    runs = [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
+    if runs and runs[0][0] == 1:
+        runs[0] = (0, runs[0][1])
+    return runs
+
+
+def _without_end(ids: Ints, start: int, end: int, tokens: TokenBytes) -> int:
+    while end > start and int(ids[end - 1]) in tokens.specials:
+        end -= 1
+    return end
+
+
+def _spans(student: Ints, teacher: Ints, own: TokenBytes, other: TokenBytes, from_end: bool) -> list[Span]:
+    """Of two token sequences; `from_end`: both end where the text ends, so that they can be aligned from there too."""
+    mine, theirs = _Positions.in_bytes(student, own), _Positions.in_bytes(teacher, other)
+    if mine.text != theirs.text:
+        mine, theirs = _Positions.in_letters(student, own), _Positions.in_letters(teacher, other)
+    before = _common_prefix(mine.text, theirs.text)
+    cuts = [(0, 0), *_cuts(mine, theirs, 0, before, shift=0)]
+    spans = [Span(*one) for one in _between(cuts)]
+    if mine.text == theirs.text:
+        return _with_blank_end(spans, len(student), len(teacher))
+    if from_end:
+        shift = len(theirs.text) - len(mine.text)
+        shortest = min(len(mine.text), len(theirs.text))
+        after = min(_common_prefix(mine.text[::-1], theirs.text[::-1]), shortest - before)
+        spans += [Span(*one) for one in _between(_cuts(mine, theirs, len(mine.text) - after, len(mine.text), shift))]
+    return spans
+
+
+def _between(cuts: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, int]]:
+    return [(a, b, c, d) for (a, c), (b, d) in pairwise(cuts) if b > a and d > c]
+
+
+def _with_blank_end(spans: list[Span], student: int, teacher: int) -> list[Span]:
+    """Tokens without letters after the last span belong to it."""
+    return [*spans[:-1], spans[-1]._replace(student_end=student, teacher_end=teacher)] if spans else spans
+
+
+@dataclass(frozen=True, eq=False)
+class _Positions:
+    """The text of some tokens, and where in it each of them ends; -1 in the middle of a letter."""
+
+    text: bytes | str
+    ends: Ints
+
+    @classmethod
+    def in_bytes(cls, ids: Ints, tokens: TokenBytes) -> _Positions:
+        # A special token in the middle, such as the begin of a text, adds nothing that the other tokenizer could have.
+        lengths = np.where(_is_special(ids, tokens), 0, tokens.lengths[ids])
+        return cls(tokens.join(ids[~_is_special(ids, tokens)]), np.cumsum(lengths))
+
+    @classmethod
+    def in_letters(cls, ids: Ints, tokens: TokenBytes) -> _Positions:
+        exact = cls.in_bytes(ids, tokens)
+        assert isinstance(exact.text, bytes)
+        at = np.full(len(exact.text) + 1, -1, dtype=np.int64)
+        at[0], place, letters = 0, 0, []
+        done = 0
+        for letter, size in _letters(exact.text):
+            done += size
+            letters.append(_folded(letter))
+            place += len(letters[-1])
+            at[done] = place
+        return cls("".join(letters), at[exact.ends])
+
+
+def _is_special(ids: Ints, tokens: TokenBytes) -> NDArray[np.bool_]:
+    specials = np.fromiter(tokens.specials, dtype=np.int64, count=len(tokens.specials))
+    found: NDArray[np.bool_] = np.isin(ids, specials)
+    return found
+
+
+def _letters(text: bytes) -> list[tuple[str, int]]:
+    """Characters with their number of bytes; bytes that are no character are U+FFFD each, as in a decoded text."""
+    found = []
+    for letter in text.decode("utf-8", "surrogateescape"):
+        broken = "\udc80" <= letter <= "\udcff"
+        found.append(("\ufffd", 1) if broken else (letter, len(letter.encode())))
+    return found
+
+
+@lru_cache(maxsize=65_536)
+def _folded(letter: str) -> str:
+    """Without case, accents and spaces."""
+    if letter == _SPACE_MARK:
+        return ""
+    plain = unicodedata.normalize("NFKD", letter)
+    return "".join(one for one in plain.casefold() if not one.isspace() and not unicodedata.combining(one))
+
+
+def _common_prefix(one: bytes | str, other: bytes | str) -> int:
+    if one == other:
+        return len(one)
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # the longest length at which both begin equally, by bisection: slices are compared in C
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low
+
+
+def _cuts(mine: _Positions, theirs: _Positions, first: int, last: int, shift: int) -> list[tuple[int, int]]:
+    """Numbers of tokens before each position between `first` and `last` at which tokens of both end. A token without
+    letters, such as a space, belongs to what follows it."""
+    own, own_at = np.unique(mine.ends, return_index=True)
+    other, other_at = np.unique(theirs.ends - np.where(theirs.ends < 0, 0, shift), return_index=True)
+    common, mine_at, theirs_at = np.intersect1d(own, other, assume_unique=True, return_indices=True)
+    inside = (common > 0) & (common >= first) & (common <= last) & (own[mine_at] >= 0)
+    return list(zip((own_at[mine_at] + 1)[inside].tolist(), (other_at[theirs_at] + 1)[inside].tolist(), strict=True))

@@ -1,0 +1,114 @@
+"""Distillation from a teacher with another tokenizer and chat template, live, cached and on-policy."""
+
+import json
+import re
+
+import pytest
+from tiny_llama import WORDS, conversation
+from tiny_tokenizer import byte_level_tokenizer
+
+from joulelab.distill.causal.cross_tokenizer import TokenizerPair, check_tokenizers
+from joulelab.errors import ConfigError
+from joulelab.runs.spec import check
+from joulelab.zoo.pretrained import load_tokenizer
+
+LONGER = {"max_tokens": 64, "row_length": 64}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """Byte-level BPE, in which a word of the teacher is two or three tokens."""
+    folder = tmp_path_factory.mktemp("tokenizer") / "bytes"
+    texts = [turn["content"] for row in range(40) for turn in conversation(row)]
+    byte_level_tokenizer(texts, vocab_size=290).save_pretrained(folder)
+    return folder
+
+
+def losses(paths):
+    lines = [json.loads(line) for line in (paths.folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
+
+
+def data(tokenizer, **more):
+    return {"data": {**LONGER, "tokenizer": str(tokenizer)}, **more}
+
+
+def test_a_live_teacher_and_its_cache_teach_the_same(lab, tokenizer, tmp_path):
+    runs = {}
+    for name, distill in {
+        "live": {"alpha": 0.2, "teacher": "live"},
+        "cached": {"alpha": 0.2, "codec": "hidden"},
+    }.items():
+        record, paths = lab.run(tmp_path, "kd", **data(tokenizer, distill=distill, budget={"tokens": 12_000}))
+        assert record.status == "done", record.error
+        runs[name] = (record, losses(paths))
+    record, found = runs["live"]
+    assert found[-1]["loss"] < 0.6 * found[0]["loss"]
+    kl = [line["loss.kl"] for line in found]
+    assert kl[-1] < 0.9 * kl[0]
+    for one, other in zip(found, runs["cached"][1], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+    notes = [note.text for note in record.validity.notes]
+    assert any(note.startswith("approximate: teacher and student have different tokenizers") for note in notes)
+    results = record.results
+    assert results["alignment.token_share"].value > 0.95
+    assert 0 < results["alignment.one_to_one_share"].value < 1
+    assert 0 < results["teacher.bits_per_byte"].value < results["student.bits_per_byte"].value
+    assert "student.bits_per_byte.over_teacher" in results
+    assert "student.agreement" not in results and "student.clm_loss.over_teacher" not in results
+
+
+def test_on_policy_scores_the_students_text_in_the_teachers_tokens(lab, tokenizer, tmp_path):
+    changes = data(
+        tokenizer,
+        budget={"tokens": 6000},
+        generation={"prompt_tokens": 40, "answer": {"max_new_tokens": 20}},
+        on_policy={"sync_every": 2, "student_share": 0.5},
+    )
+    record, _ = lab.run(tmp_path, "on-policy", **changes)
+    assert record.status == "done", record.error
+    assert {"student.generate", "teacher.score"} <= {stage.name for stage in record.stages}
+    assert 0 < record.results["alignment.token_share"].value <= 1
+    assert any("approximate: teacher" in note.text for note in record.validity.notes)
+    assert record.results["student.bits_per_byte"].value > 0
+
+
+def test_a_completion_has_the_teachers_prompt_and_the_same_words(lab, tokenizer):
+    pair = TokenizerPair.of(load_tokenizer(str(tokenizer)), load_tokenizer(str(lab.teacher)), "gold")
+    words = f"{WORDS[3]} {WORDS[4]}"
+    ids = [*pair.student(words, add_special_tokens=False).input_ids, pair.student.eos_token_id]
+    document = pair.completion(conversation(0)[:1], ids)
+    answer = pair.teacher.convert_ids_to_tokens(document.ids[document.trained])
+    assert answer == [WORDS[3], WORDS[4], "<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "changes", "text"),
+    [
+        ("kd", {}, "codec rs50 stores part of the teacher's distribution.*distill.teacher=live"),
+        ("synthetic", {}, "synthetic generates the teacher's answers"),
+        ("kd", {"distill": {"teacher": "live"}, "student": {"size": "nano", "teacher_embeddings": True}}, "embeddings"),
+        ("on-policy", {"on_policy": {"student_share": 0.5, "other_data": "teacher"}}, "on_policy.other_data=data"),
+        ("on-policy", {"teacher": {"server": "http://localhost:1/v1"}, "answer_t": 1}, "remove teacher.server"),
+    ],
+)
+def test_what_needs_the_same_ids_is_refused_before_it_runs(lab, tokenizer, pipeline, changes, text):
+    generation = {"prompt_tokens": 30}
+    if changes.pop("answer_t", None):
+        generation["answer"] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    spec = check(lab.settings(pipeline, **data(tokenizer, generation=generation), **changes))
+    with pytest.raises(ConfigError) as refused:
+        check_tokenizers(spec)
+    assert re.search(text, f"{refused.value.message}; {refused.value.hint}")
+
+
+def test_data_without_a_common_span_is_refused(lab, tokenizer, tmp_path):
+    """The teacher has no token for any of these words."""
+    turns = [[{"role": "user", "content": "w1"}, {"role": "assistant", "content": f"zzz{k} yyy"}] for k in range(40)]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps({"messages": row}) + "\n" for row in turns))
+    changes = data(tokenizer, distill={"teacher": "live"})
+    changes["data"]["source"] = str(file)
+    spec = check(lab.settings("kd", **changes))
+    with pytest.raises(ConfigError, match=r"no text of .* can be aligned"):
+        check_tokenizers(spec)
