@@ -247,6 +247,13 @@ def test_other_data_or_another_student_drop_the_description_of_the_experiment():
     assert load_spec("demo-kd", {"data": {"source": "folder"}, "about": "Mine."}).about == "Mine."
 
 
+def test_other_data_drops_the_test_questions_about_film_reviews():
+    assert load_spec("sft-small", {}).quality.answers == "sample:reviews"
+    assert load_spec("sft-small", {"data": {"source": "folder"}}).quality.answers is None
+    own = {"data": {"source": "folder"}, "quality": {"answers": "mine.jsonl"}}
+    assert load_spec("sft-small", own).quality.answers == "mine.jsonl"
+
+
 def test_every_experiment_has_a_description():
     assert [name for name in experiment_names() if name != "base" and not read_layers(name).get("about")] == []
 

@@ -69,6 +69,9 @@ def finished(lab, tmp_path_factory):
     """All six pipelines in one store, in the order of a comparison: later ones find what earlier ones made."""
     store = tmp_path_factory.mktemp("runs")
     evaluations = {"training": {"evaluate_every_steps": 4}}
-    own = {"on-policy": {"on_policy": {"sync_every": 2}, "generation": {"prompt_tokens": 18}}}
+    own = {
+        "synthetic": {"generation": {"held_out": 0.3}},
+        "on-policy": {"on_policy": {"sync_every": 2}, "generation": {"prompt_tokens": 18}},
+    }
     names = ("sft", "kd", "synthetic", "dpo", "on-policy", "self")
     return {name: lab.run(store, name, label=name, **evaluations, **own.get(name, {})) for name in names}

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from joulelab.data.chat.encoding import DocumentStore
+from joulelab.report.compare.quality import quality_of
 from joulelab.runs.artifacts import read_bill
 from joulelab.runs.execute import execute
 from joulelab.runs.verification import verify_runs
@@ -15,7 +16,13 @@ from joulelab.runs.verification import verify_runs
 STAGES = {
     "sft": ["data.preprocess", "student.train", "student.evaluate"],
     "kd": ["teacher.evaluate", "teacher.logits", "student.train", "student.evaluate"],
-    "synthetic": ["teacher.generate", "data.synthetic", "student.train", "student.evaluate"],
+    "synthetic": [
+        "teacher.generate",
+        "data.synthetic",
+        "student.train",
+        "student.evaluate",
+        "student.completions-evaluate",
+    ],
     "dpo": [
         "teacher.judge",
         "data.preferences",
@@ -23,9 +30,10 @@ STAGES = {
         "student.reference",
         "student.train",
         "student.evaluate",
+        "student.start-evaluate",
     ],
-    "on-policy": ["student.train", "student.generate", "teacher.score", "student.evaluate"],
-    "self": ["teacher.logits", "student.train", "student.evaluate"],
+    "on-policy": ["student.train", "student.generate", "teacher.score", "student.evaluate", "student.start-evaluate"],
+    "self": ["teacher.logits", "student.train", "student.evaluate", "student.start-evaluate"],
 }
 
 
@@ -102,6 +110,34 @@ def test_quality_is_reported_relative_to_the_teacher(finished):
             assert results["student.clm_loss.over_teacher"].value == pytest.approx(over)
             assert results["teacher.clm_loss"].value < results["data.unigram_loss"].value
     assert finished["kd"][0].results["student.clm_loss"].value < finished["dpo"][0].results["student.clm_loss"].value
+
+
+def test_methods_that_start_from_an_sft_student_report_its_loss_too(finished):
+    starts = {name: record.results.get("student.start.clm_loss") for name, (record, _) in finished.items()}
+    assert {name for name, start in starts.items() if start} == {"dpo", "on-policy", "self"}
+    assert len({start.value for start in starts.values() if start}) == 1, "they share one SFT student"
+    assert starts["self"].value < finished["self"][0].results["data.unigram_loss"].value
+    assert starts["self"].value != finished["self"][0].results["student.clm_loss"].value
+
+
+def test_completions_of_held_out_prompts_are_not_trained_on_and_measure_the_student(finished):
+    record, paths = finished["synthetic"]
+    folder, results = paths.artifacts / "synthetic", record.results
+    trained, held_out = (
+        [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        for name in ("kept.jsonl", "held_out.jsonl")
+    )
+    prompts = [{json.dumps(row["messages"][:-1]) for row in rows} for rows in (trained, held_out)]
+    assert not prompts[0] & prompts[1]
+    assert len(held_out) == results["synthetic.held_out"].value == results["synthetic.kept"].value - len(trained) > 0
+    assert len(DocumentStore.open(folder / "train")) == len(trained)
+    store = DocumentStore.open(folder / "test")
+    targets = sum(int(store.document(number).trained[1:].sum()) for number in range(len(store)))
+    assert record.stage("student.completions-evaluate").tokens == targets
+    assert results["student.completions.clm_loss"].lower_is_better
+    assert results["student.completions.clm_loss"].value != results["student.clm_loss"].value
+    assert results["synthetic.unigram_loss"].value != results["data.unigram_loss"].value
+    assert quality_of(record).measure.name == "clm_loss", "methods are compared on the data"
 
 
 def test_models_are_saved_in_hugging_face_format_and_as_bare_state(finished):

@@ -42,7 +42,7 @@ def test_pairs_of_a_dataset_train_an_existing_policy_without_any_teacher(lab, fi
     names = [stage.name for stage in record.stages if stage.is_method_work]
     assert names == [
         "data.preprocess", "data.preferences", "student.reference", "student.train", "student.evaluate",
-        "student.preferences-evaluate",
+        "student.start-evaluate", "student.preferences-evaluate",
     ]  # fmt: skip
     assert {one.name for one in record.inherited} >= {"final_model"}, "the policy's own training is on the bill"
     assert record.results["budget.start_tokens"].value == 0

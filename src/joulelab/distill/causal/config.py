@@ -163,6 +163,9 @@ class Generation(Section):
     """Keep answers with the same words as an earlier one."""
     min_score: float | None = Field(None, allow_inf_nan=False)
     """Drop answers that the judge of `preferences` scores below this."""
+    held_out: float = Field(0.0, ge=0, lt=1)
+    """In `synthetic`: share of the kept answers, by hash of the prompt, that is not trained on; the student's loss is
+    measured on them too."""
 
     @property
     def longest_prompt(self) -> int:

@@ -277,9 +277,7 @@ def make_pairs(context: CausalContext, answers: Artifact, teacher: TeacherSource
         found = answer_scores(context, candidates, scores)
         preferred, report = choose_pairs(candidates, found, spec.preferences.tie_margin, _candidate_filters(context))
         pairs, report = encode_pairs(context.tokenizer, preferred, report, spec.data.row_length)
-        held_out = [split_of(text_id(str(one.prompt)), HashShares(0.0, share)) == "test" for one, _ in pairs]
-        if all(held_out):  # too few pairs to hold any out
-            held_out = [False] * len(pairs)
+        held_out = _held_out([one.prompt for one, _ in pairs], share)
         train = [one for one, not_trained in zip(pairs, held_out, strict=True) if not not_trained]
         others = [one for one, not_trained in zip(pairs, held_out, strict=True) if not_trained]
         _write_pair_stores(context, folder, stage, train, others, report)
@@ -302,6 +300,12 @@ def make_pairs(context: CausalContext, answers: Artifact, teacher: TeacherSource
         context.run.energy_result("preferences.energy_j", bills)
         context.run.energy_result("preferences.j_per_pair", bills, report.pairs)
     return made
+
+
+def _held_out(prompts: Sequence[Prompt], share: float) -> list[bool]:
+    """For each prompt whether its answers are held out: by its hash, so that all its answers are on the same side."""
+    held_out = [split_of(text_id(str(prompt)), HashShares(0.0, share)) == "test" for prompt in prompts]
+    return [False] * len(prompts) if all(held_out) else held_out  # too few to hold any out
 
 
 def own_pairs(context: CausalContext, data: Artifact) -> Artifact:
@@ -478,7 +482,7 @@ def score_reference(context: CausalContext, pairs: Artifact, start: StartingStud
 
 
 STAGE = StageSpec("data.synthetic", "data", "filter")
-READABLE = "kept.jsonl"
+READABLE, READABLE_HELD_OUT = "kept.jsonl", "held_out.jsonl"
 _HINTS = {
     "truncated": "raise generation.answer.max_new_tokens, or set generation.keep_truncated=true",
     "too_short": "lower generation.min_tokens",
@@ -530,6 +534,8 @@ class SyntheticReport(Frozen):
     """Of all answers, dropped ones included: they used energy too."""
     kept: int
     kept_tokens: int
+    held_out: int = 0
+    """Of the kept ones."""
     truncated: int = 0
     too_short: int = 0
     too_long: int = 0
@@ -652,19 +658,26 @@ def synthetic_documents(context: CausalContext, data: Artifact, answers: Artifac
         prompts, completions = [one.prompt for one in candidates], [one.answers for one in candidates]
         kept, report = filter_answers(prompts, completions, filters, judged)
         require_kept(kept, report)
-        write_training_rows(folder / READABLE, kept)
-        store = write_documents(
-            folder / TRAIN, _encoded_documents(context, kept),
-            vocab_size=context.vocabulary, pad_id=pad_id_of(context.tokenizer), tokenizer=spec.tokenizer,
-        )  # fmt: skip
-        stage.count(samples=report.kept, tokens=store.tokens_total)
-        write_json(folder / REPORT, report)
+        not_trained = _held_out([one.prompt for one in kept], generation.held_out)
+        tokens = 0
+        for split, file, is_held_out in ((TRAIN, READABLE, False), (TEST, READABLE_HELD_OUT, True)):
+            own = [one for one, other in zip(kept, not_trained, strict=True) if other == is_held_out]
+            if own:
+                write_training_rows(folder / file, own)
+                store = write_documents(
+                    folder / split, _encoded_documents(context, own),
+                    vocab_size=context.vocabulary, pad_id=pad_id_of(context.tokenizer), tokenizer=spec.tokenizer,
+                )  # fmt: skip
+                tokens += store.tokens_total
+        stage.count(samples=report.kept, tokens=tokens)
+        write_json(folder / REPORT, report.model_copy(update={"held_out": sum(not_trained)}))
 
     inputs: dict[str, Any] = {
         **vars(filters),
         "max_tokens_of_document": spec.data.max_tokens,
         "judge": judge_inputs(context) if generation.min_score is not None else None,
         "tokenizer": context.tokenizer_identity,
+        **({"held_out": generation.held_out} if generation.held_out else {}),  # artifacts of earlier versions have none
     }
     parents = [answers.bill, *([scores.bill] if scores else []), data.bill]
     made = context.runner.make("synthetic", STAGE, work, kind="synthetic-documents", inputs=inputs, parents=parents)
@@ -694,4 +707,5 @@ def _report_filtering(context: CausalContext, made: Artifact, answers: Artifact,
     dropped = {name: getattr(report, name) for name in REASONS}
     reasons = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in dropped.items() if count)
     suffix = f" ({reasons})" if reasons else ""
-    context.run.progress.write(f"synthetic: {report.kept} of {report.answers} answers kept{suffix}")
+    held_out = f", {report.held_out} of them held out" if report.held_out else ""
+    context.run.progress.write(f"synthetic: {report.kept} of {report.answers} answers kept{suffix}{held_out}")

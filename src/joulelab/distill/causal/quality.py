@@ -20,7 +20,16 @@ from joulelab.data.chat.alignment import TokenBytes
 from joulelab.data.chat.encoding import DocumentStore, vocab_size_of
 from joulelab.data.chat.packing import CausalBatch, PackedRows, pack
 from joulelab.distill.causal.config import CausalSpec
-from joulelab.distill.causal.models import TEST, TRAIN, VALIDATION, CausalContext, lm_head_weight, packed_attention
+from joulelab.distill.causal.models import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    CausalContext,
+    lm_head_weight,
+    load_student,
+    packed_attention,
+)
+from joulelab.distill.causal.teacher import StartingStudent
 from joulelab.distill.runner import StageSpec
 from joulelab.errors import ConfigError
 from joulelab.evaluate.exact_answers import grade_answers, graded_items, read_questions
@@ -272,7 +281,7 @@ def flag_chance_answers(context: CausalContext, role: str, own: Evaluation) -> N
         )
 
 
-def unigram_baseline(context: CausalContext, data: Artifact) -> float:
+def unigram_baseline(context: CausalContext, data: Artifact, name: str = "data.unigram_loss") -> float:
     """Held-out loss of the training tokens' frequencies; computed once, because it reads all tokens."""
     if data.key not in context.unigram_losses:
         store, held_out = context.documents(data, TRAIN), context.documents(data, TEST)
@@ -281,7 +290,7 @@ def unigram_baseline(context: CausalContext, data: Artifact) -> float:
         targets = np.concatenate([document.ids[1:][document.trained[1:]] for document in documents])
         context.unigram_losses[data.key] = unigram_loss(counts_V, targets)
         if store.attributes["tokenizer"] == context.spec.tokenizer:  # not in the tokens of another teacher
-            context.runner.report("data.unigram_loss", context.unigram_losses[data.key])
+            context.runner.report(name, context.unigram_losses[data.key])
     return context.unigram_losses[data.key]
 
 
@@ -294,7 +303,56 @@ def trained_counts(store: DocumentStore, vocabulary: int) -> NDArray[np.int64]:
     return counts_V
 
 
-def report_quality(run: RunContext, role: str, own: Evaluation, teacher: Evaluation | None = None) -> None:
+def report_start(context: CausalContext, data: Artifact, start: StartingStudent, own: Evaluation) -> None:
+    """The held-out loss of the student that training started from: whether the method itself has improved it."""
+    before = _loss_in_stage(
+        context, "start", data, lambda: load_student(start.source).to(context.device), [start.bill, data.bill]
+    )
+    context.runner.report("student.start.clm_loss", before, lower_is_better=True)
+    context.run.progress.write(
+        f"student: {own.held_out.loss - before:+.3f} nats per held-out token since the student that it started from "
+        f"({before:.3f})"
+    )
+
+
+def report_completions(
+    context: CausalContext, completions: Artifact, load: Callable[[], nn.Module], student: Bill
+) -> None:
+    """The student's loss on completions of the teacher that it was not trained on: what it has learned of the teacher,
+    also where the teacher's texts differ from the data."""
+    if not (completions.folder / TEST).is_dir():
+        return
+    loss = _loss_in_stage(context, "completions", completions, load, [student, completions.bill])
+    unigram = unigram_baseline(context, completions, "synthetic.unigram_loss")
+    context.runner.report("student.completions.clm_loss", loss, lower_is_better=True)
+    context.run.progress.write(
+        f"student: {loss:.3f} nats per token of the teacher's held-out completions (unigram baseline {unigram:.3f})"
+    )
+
+
+def _loss_in_stage(
+    context: CausalContext, name: str, texts: Artifact, load: Callable[[], nn.Module], parents: list[Bill]
+) -> float:
+    """Held-out loss on the test documents of `texts`, in the stage student.NAME-evaluate."""
+    precision = context.spec.training.precision
+
+    def work(folder: Path, stage: Stage) -> None:
+        with float32_matmul_precision(precision):
+            held_out = _held_out(context, load(), context.rows(texts, TEST), precision, context.tokenizer)
+        stage.count(tokens=held_out.tokens)
+        held_out.save(folder)
+
+    made = context.runner.make(
+        f"{name}-quality", StageSpec(f"student.{name}-evaluate", "student", "evaluate"), work, kind="quality",
+        inputs={"rows": context.spec.data.row_length, "precision": precision}, parents=parents, reuse=False,
+    )  # fmt: skip
+    return HeldOutPredictions.load(made.folder).loss
+
+
+def report_quality(
+    run: RunContext, role: str, own: Evaluation, teacher: Evaluation | None = None, *, unigram: float
+) -> None:
+    """`unigram` is the loss of guessing by token frequency, printed next to the model's own."""
     results = own.results()
     for name, result in results.items():
         run.result(f"{role}.{name}", result)
@@ -304,7 +362,11 @@ def report_quality(run: RunContext, role: str, own: Evaluation, teacher: Evaluat
         run.result(f"{role}.exact_answers.chance", Result(value=own.chance))
     for task in own.tasks:
         run.result(f"{role}.harness.{task.task}.{task.metric}.items", Result(value=float(task.items)))
-    text = f"{role}: {own.held_out.loss:.3f} nats per held-out token, perplexity {own.held_out.perplexity:.1f}"
+    held_out = own.held_out
+    text = (
+        f"{role}: {held_out.loss:.3f} nats per held-out token (unigram baseline {unigram:.3f}), perplexity "
+        f"{held_out.perplexity:.1f}"
+    )
     if own.right:
         text += f", {sum(own.right)} of {len(own.right)} exact answers"
     if own.chance is not None:

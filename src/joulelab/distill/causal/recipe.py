@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import nn
 
-from joulelab.distill.causal.config import CausalSpec
+from joulelab.distill.causal.config import STARTS_FROM_SFT, CausalSpec
 from joulelab.distill.causal.cross_tokenizer import check_tokenizers, cross_tokenizer_inputs, teacher_data
 from joulelab.distill.causal.data import check_chat_parts, check_own_pairs, prepare_data
 from joulelab.distill.causal.generated_data import (
@@ -50,8 +50,11 @@ from joulelab.distill.causal.quality import (
     evaluate_model,
     flag_chance_answers,
     held_out_loss,
+    report_completions,
     report_quality,
+    report_start,
     require_better_than_unigram,
+    unigram_baseline,
     warn_if_guessing,
 )
 from joulelab.distill.causal.server_teacher import require_scores
@@ -158,7 +161,10 @@ class CausalRecipe:
     def evaluate(self, data: Artifact, student: Artifact, teacher: Artifact | None) -> None:
         reference = self._report_teacher_quality(data)
         own = evaluate_model(self.context, "student", data, lambda: self.load_student(data, student), student.bill)
-        report_quality(self.runner.run, "student", own, reference)
+        unigram = unigram_baseline(self.context, data)
+        report_quality(self.runner.run, "student", own, reference, unigram=unigram)
+        if self.spec.pipeline in STARTS_FROM_SFT:
+            report_start(self.context, data, self.starting_student(data), own)
         warn_if_guessing(self.context, own, data)
 
     # the teacher
@@ -192,7 +198,7 @@ class CausalRecipe:
         if not self.spec.evaluates_teacher:
             return None
         evaluation = self._evaluate_teacher(data)
-        report_quality(self.runner.run, "teacher", evaluation)
+        report_quality(self.runner.run, "teacher", evaluation, unigram=unigram_baseline(self.context, data))
         flag_chance_answers(self.context, "teacher", evaluation)
         return evaluation
 
@@ -310,6 +316,11 @@ class SyntheticRecipe(CausalRecipe):
         assert teacher is not None
         rows = self.context.rows(teacher, TRAIN)
         return self.final_student(data, lambda setup: label_data(self.context, rows, setup), [teacher.bill])
+
+    def evaluate(self, data: Artifact, student: Artifact, teacher: Artifact | None) -> None:
+        super().evaluate(data, student, teacher)
+        assert teacher is not None
+        report_completions(self.context, teacher, lambda: self.load_student(data, student), student.bill)
 
 
 class DpoRecipe(CausalRecipe):

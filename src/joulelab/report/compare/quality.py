@@ -22,7 +22,9 @@ _NATS = ("mlm_loss", "clm_loss")
 _TITLES = {"exact_match": "exact match", "f1": "F1", "macro_f1": "macro F1", "win_rate": "win rate"}
 # Results that describe the training, the data or another result, not the quality of the model.
 # Tasks of lm-evaluation-harness are compared only on request (`--quality`).
-_OTHER_RESULTS = ("train", "validate", "data", "program", "start", "low", "high", "threshold", "phases", "harness")
+_OTHER_RESULTS = (
+    *("train", "validate", "data", "program", "start", "completions", "low", "high", "threshold", "phases", "harness"),
+)
 # Language models are compared by held-out loss; `exact_answers` only on request.
 _NOT_QUALITY = ("agreement", "over_teacher", "calibration_error", "exact_answers")
 # Values of a training stage's own objective: the student's, or those of the model it starts from.
