@@ -293,9 +293,9 @@ training: {{epochs: 3, batch_size: 32, learning_rate: 1.0e-4}}
 def _causal_group(name: str, data: str, large: _Model, student: str | None, seeds: int, found: _Data) -> str:
     row = min(large.positions, 512)
     tokens = max(20_000, min(5_000_000, 3 * found.characters // 4))
-    start = f"{{size: null, layers: {large.half}}}" if large.layers else "{size: 10m}"
+    start = f"size: null, layers: {large.half}" if large.layers else "size: 10m"
     if student is not None:
-        start = f"{{size: null, model: {_quoted(student)}}}"
+        start = f"size: null, model: {_quoted(student)}"
     chosen = f"\n  text_column: {_quoted(found.text)}" if found.text else ""
     overrides = f"""\
 data:
@@ -303,7 +303,7 @@ data:
   max_tokens: {row}
   row_length: {row}
 teacher: {{model: {_quoted(large.name)}, batch_size: 8}}
-student: {start}  # layers of the teacher, model: NAME, or size: 10m
+student: {{{start}, teacher_embeddings: false}}  # layers of the teacher, model: NAME, or size: 10m
 budget: {{tokens: {tokens}}}  # about three passes over the data; the same for every method
 training: {{batch_size: 4, learning_rate: 5.0e-4}}
 """

@@ -240,8 +240,12 @@ def test_budgets_are_parsed_with_their_unit_and_set_where_the_pipeline_has_them(
         (["training.max_tokens=5"], "budget.tokens"),
         (["budget.tokens=null"], "the budget is empty"),
         (["budget.counts_teacher=true"], "energy_j is not set"),
-        (["generation.answer.do_sample=false"], "have no effect without do_sample"),
+        (
+            ["generation.answer.do_sample=false", "generation.answer.temperature=0.7"],
+            "have no effect without do_sample",
+        ),
         (["generation.max_tokens=3"], "less than generation.min_tokens 4"),
+        (["student.size=null", "student.model=mine"], "set student.teacher_embeddings=false"),
         (["distill.alpha=1"], "ignores the teacher"),
         (["pipeline=dpo", "generation.answer.n=1"], "a pair needs two answers"),
         (["until=preferences", "generation.answer.n=1"], "a pair needs two answers"),

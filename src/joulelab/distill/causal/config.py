@@ -501,7 +501,7 @@ class CausalStudent(Section):
     """Start from random weights in this size: nano, 3m, 10m, 30m, 1b, 7b, 8b or 13b."""
     teacher_embeddings: bool = False
     """With `size`: start from the teacher's embeddings, projected to the student's width on their principal
-    components."""
+    components. A student of the teacher's `layers` has them in any case."""
     lora: Lora | None = None
     """Train adapters instead of all weights."""
 
@@ -518,8 +518,11 @@ class CausalStudent(Section):
             raise ValueError("layers is empty; name the teacher's layers to start from, for example [0, 5]")
         if self.size is not None and self.size not in SHAPES:
             raise ValueError(f"unknown size '{self.size}'; expected one of {', '.join(SHAPES)}")
-        if self.teacher_embeddings and self.size is None:
-            raise ValueError("teacher_embeddings needs a randomly initialized student: set size")
+        if self.teacher_embeddings and self.model is not None:
+            raise ValueError(
+                "teacher_embeddings needs a randomly initialized student, but model has embeddings of its own; set "
+                "student.teacher_embeddings=false, or size instead of model"
+            )
         return self
 
 

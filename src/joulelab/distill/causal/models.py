@@ -136,8 +136,8 @@ def check_models(spec: CausalSpec) -> None:
     if student.layers is not None:
         name = f"the teacher {spec.teacher.model}"
         check_layers(student.layers, int(teacher.num_hidden_layers), name, "student.layers", once=False)
-    if student.teacher_embeddings:
-        check_embedding_width(int(teacher.hidden_size), SHAPES[str(student.size)].width)
+    if student.teacher_embeddings and student.size is not None:
+        check_embedding_width(int(teacher.hidden_size), SHAPES[student.size].width)
 
 
 def check_memory(spec: CausalSpec) -> None:
