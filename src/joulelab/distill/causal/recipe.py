@@ -387,10 +387,13 @@ class SelfRecipe(CausalRecipe):
         rows, source = context.rows(data, TRAIN), self.student_as_teacher(start)
         distills = distill.alpha < 1
         if distills:
-            name = self.spec.student.model or self.spec.student.size or "the student"
+            student = self.spec.student
+            name = student.model or student.size or "the student"
+            initial = student.layers is not None or student.teacher_embeddings
+            use = "used for its initial weights only" if initial else "not used"
             context.run.note(
                 f"the teacher of this run is its own SFT student ({name}, {start.made_by}); "
-                f"teacher.model={self.spec.teacher.model} is not used"
+                f"teacher.model={self.spec.teacher.model} is {use}"
             )
         cache = cache_logits(context, data, source) if distills and distill.teacher == "cached" else None
 
