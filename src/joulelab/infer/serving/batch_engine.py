@@ -123,7 +123,7 @@ class SlotBatch:
 
     @property
     def is_asynchronous(self) -> bool:
-        return self._device.type == "cuda"
+        return bool(self._device.type == "cuda")
 
     def read_tokens(self, rows: int) -> Callable[[], list[int]]:
         """The next tokens of the first `rows` slots, for the host: the returned function waits for them."""
