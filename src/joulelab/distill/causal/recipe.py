@@ -198,7 +198,8 @@ class CausalRecipe:
         if not self.spec.evaluates_teacher:
             return None
         evaluation = self._evaluate_teacher(data)
-        report_quality(self.runner.run, "teacher", evaluation, unigram=unigram_baseline(self.context, data))
+        unigram = unigram_baseline(self.context, teacher_data(self.context, data))
+        report_quality(self.runner.run, "teacher", evaluation, unigram=unigram)
         flag_chance_answers(self.context, "teacher", evaluation)
         return evaluation
 
