@@ -9,6 +9,7 @@ from nvml_sim.fixtures import nvml_library, nvml_sim  # noqa: F401
 BUDGET_J, POWER_W = 300.0, 100.0  # of the simulated card
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nvml_sim")
 def test_training_ends_at_its_joules_and_no_step_has_rate_0(tmp_path):
     """Before: 500 J were passed by 20 % by its own account, and the first second trained at rate 0."""

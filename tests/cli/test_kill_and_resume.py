@@ -127,6 +127,7 @@ def test_kill_9_of_the_group_keeps_the_joules(killed):
     assert train["phases"]["step"]["count"] >= KILLED_AT
 
 
+@pytest.mark.slow
 def test_sigterm_saves_a_checkpoint_and_ends_with_143(world, ended):
     exit_code, record = ended
     assert exit_code == 143
@@ -137,6 +138,7 @@ def test_sigterm_saves_a_checkpoint_and_ends_with_143(world, ended):
     assert int(newest.name.split(".")[0].removeprefix("step-")) == student_rows(world[0], "cut")[-1]["step"] >= ENDED_AT
 
 
+@pytest.mark.slow
 def test_what_was_cut_resumes_bit_for_bit(world, whole, uninterrupted):
     store, _ = world
     expected = {row["step"]: row["loss"] for row in student_rows(store, "demo-features")}
@@ -153,6 +155,7 @@ def test_what_was_cut_resumes_bit_for_bit(world, whole, uninterrupted):
         assert whole["results"][name] == uninterrupted["results"][name]
 
 
+@pytest.mark.slow
 def test_every_attempt_is_paid_and_every_sample_counted_once(killed, ended, whole, uninterrupted):
     assert whole["status"] == "done"
     assert [attempt["number"] for attempt in whole["attempts"]] == [1, 2, 3]

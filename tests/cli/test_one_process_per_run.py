@@ -69,7 +69,7 @@ def refused(process, error):
     assert f" on {os.uname().nodename} since " in error
 
 
-@pytest.mark.parametrize("offset_s", [0.0, 0.1, 0.3, 0.6, 1.2])
+@pytest.mark.parametrize("offset_s", [0.1, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.0, 0.3, 0.6, 1.2))])
 def test_of_two_resumes_one_works_and_one_is_billed(tmp_path, spec, offset_s):
     """Pairs 0.1 to 1.2 s apart both ran, and both were billed."""
     paths = create_run(tmp_path / "runs", spec)

@@ -21,7 +21,7 @@ MISTAKES = [
     (["train", "gpt2", "--dataset_split", "train[:"], "is not a split"),
     (["train", "gpt2", "--dataset", "./nothing"], "there is no file or folder"),
     (["train", "gpt2", "--trainer", "fdsp"], "did you mean 'fsdp'?"),
-    (["train", "gpt2", "--precision", "fp8"], "training.precision: expected 'fp32', 'tf32', 'bf16' or 'fp16'"),
+    (["train", "gpt2", "--precision", "fp8"], "training.precision: expected 'fp32', 'tf32', 'bf16', 'fp16' or 'auto'"),
     (["train", "gpt2", "--learnig_rate", "1"], "has no option --learnig_rate; did you mean --learning_rate?"),
     (["train", "gpt2", "learning_rate=1"], "did you mean training.learning_rate?"),
     (["train", "gpt2", "--set", "nonsense"], "'nonsense' is not a setting"),

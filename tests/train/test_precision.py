@@ -113,7 +113,7 @@ def test_a_clipped_step_is_as_long_as_allowed():
     assert float(moved.norm()) == pytest.approx(0.01, rel=1e-3)
 
 
-@pytest.mark.parametrize("how", ["default", "blocks"])
+@pytest.mark.parametrize("how", [pytest.param("default", marks=pytest.mark.slow), "blocks"])
 def test_a_compiled_step_gives_the_same_weights(how):
     """In a separate process: what other tests have imported is then no part of it."""
     program = f"from test_precision import gap, weights; assert gap(weights(), weights(compile='{how}')) < 1e-5"

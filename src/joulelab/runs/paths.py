@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import resource
-import secrets
 import shutil
 import unicodedata
 from collections.abc import Iterator
@@ -70,11 +69,11 @@ def require_resources() -> None:
 
 
 def make_folder(parent: Path, name: str) -> Path:
-    """Create `<name>-<UTC time>-<4 hex>`; the random suffix separates runs that start in the same second."""
+    """Create `<name>-<UTC time>-<4 hex>`, the last being the fraction of the second."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         while True:
-            folder = parent / f"{slug(name)}-{folder_stamp()}-{secrets.token_hex(2)}"
+            folder = parent / f"{slug(name)}-{folder_stamp()}"
             with suppress(FileExistsError):
                 folder.mkdir()
                 return folder

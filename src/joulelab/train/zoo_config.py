@@ -34,10 +34,10 @@ METRIC_LINES = 10
 class ZooTraining(TrainingConfig):
     """The training loop, in which a short trial may choose what is efficient on this device."""
 
-    precision: Precision | Literal["auto"] = "auto"  # type: ignore[assignment]
+    precision: Literal[Precision, "auto"] = "auto"  # type: ignore[assignment]
     """fp32; tf32 matrix products; or autocast to bf16 or fp16 (with loss scaling) over fp32 weights. auto: on a GPU
     bf16 if a short trial finds it faster than fp32 with the same loss; fp32 elsewhere."""
-    compile: CompileMode | Literal["auto"] = "auto"  # type: ignore[assignment]
+    compile: Literal[CompileMode, "auto"] = "auto"  # type: ignore[assignment]
     """Mode of torch.compile; `blocks` compiles one layer of a deep model and reuses it for all, which starts faster.
     auto: on a GPU compiled (`blocks` for many layers) if the same trial expects a shorter training, compilation
     included; off elsewhere."""

@@ -104,7 +104,7 @@ def test_rotary_frequencies_of_a_bf16_teacher_stay_float32(lab):
 
     from joulelab.distill.causal.models import CausalContext
 
-    spec = SimpleNamespace(teacher=SimpleNamespace(model=str(lab.teacher), precision="bf16"))
+    spec = SimpleNamespace(teacher=SimpleNamespace(model=str(lab.teacher), precision="bf16", quantization=None))
     context = CausalContext(SimpleNamespace(spec=spec, device=torch.device("cpu")))
     teacher = context.load_teacher()
     assert next(teacher.parameters()).dtype == torch.bfloat16

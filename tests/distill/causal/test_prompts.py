@@ -18,8 +18,9 @@ def test_reused_answers_need_no_search_for_prompts(lab, finished, monkeypatch):
 
     store = finished["dpo"][1].folder.parent
     monkeypatch.setattr(teacher, "training_prompts", unwanted)
-    for name in ("synthetic", "dpo"):
-        record, _ = lab.run(store, name, label=name, seed=2, training={"evaluate_every_steps": 4})
+    for name, generation in {"synthetic": {"held_out": 0.3}, "dpo": {}}.items():
+        training = {"evaluate_every_steps": 4}
+        record, _ = lab.run(store, name, label=name, seed=2, training=training, generation=generation)
         assert record.status == "done"
 
 

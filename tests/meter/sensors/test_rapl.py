@@ -8,7 +8,7 @@ from rapl_tree import domain
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
-from joulelab.meter.sensors import SensorUnavailable
+from joulelab.meter.sensors import SensorUnavailable, rapl
 from joulelab.meter.sensors.rapl import RaplSensor, why_shared
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
@@ -172,15 +172,13 @@ def test_a_job_has_the_node_to_itself_when_it_has_all_its_cpus(environ, shared):
     assert why_shared("no", environ, node_cpus=64) is None
 
 
-def test_a_small_range_is_read_as_often_as_its_power_needs(tmp_path):
+def test_a_small_range_is_read_as_often_as_its_power_needs(tmp_path, monkeypatch):
     """A range of 40 J at 30 W wraps every 1.33 s: first read every 20 ms, then eight times within a wrap."""
     counter = domain(tmp_path, energy_uj=0, wrap_uj=40_000_000)
     sensor, _ = opened(tmp_path, sample_interval_s=0.5)
     assert sensor.interval_s == 0.02
-    begin = time.monotonic()
-    sensor.read()
-    for _ in range(3):
-        time.sleep(0.05)
-        counter.write_text(f"{int(30e6 * (time.monotonic() - begin)) % 40_000_000}")
+    for tick in range(4):
+        counter.write_text(f"{tick * 1_500_000}")
+        monkeypatch.setattr(rapl.time, "monotonic_ns", lambda now_ns=tick * 50_000_000: now_ns)
         sensor.read()
-    assert 0.08 < sensor.interval_s < 0.25
+    assert sensor.interval_s == pytest.approx(40 / 30 / 8)

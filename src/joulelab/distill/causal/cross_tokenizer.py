@@ -20,7 +20,6 @@ from torch import Tensor
 
 from joulelab.data import sources
 from joulelab.data.batches import Rows, ShuffledRows
-from joulelab.data.chat.alignment import CommonVocabulary, Span, TokenBytes, align
 from joulelab.data.chat.conversations import Row
 from joulelab.data.chat.datasets import encoded_rows
 from joulelab.data.chat.encoding import (
@@ -37,6 +36,7 @@ from joulelab.data.chat.encoding import (
 )
 from joulelab.data.chat.packing import NOT_TRAINED, CausalBatch, PackedRows, causal_batch, pack
 from joulelab.data.chat.templates import CHATML, ChatTemplate, ConversationRefused, read_template, template_of
+from joulelab.data.chat.token_alignment import CommonVocabulary, Span, TokenBytes, align
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.data import data_rows, split_rows
 from joulelab.distill.causal.models import TEST, TRAIN, CausalContext, Split

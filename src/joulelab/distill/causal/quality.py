@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from joulelab.data import sources
-from joulelab.data.chat.alignment import TokenBytes
 from joulelab.data.chat.encoding import DocumentStore, vocab_size_of
 from joulelab.data.chat.packing import CausalBatch, PackedRows, pack
+from joulelab.data.chat.token_alignment import TokenBytes
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.models import (
     TEST,

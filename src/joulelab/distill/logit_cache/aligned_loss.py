@@ -1,7 +1,8 @@
 """A divergence from a teacher with another vocabulary, over spans of text that both cover by whole tokens.
 
 Approximate: two models with different tokenizers have no common distribution of the next token. Per span (see
-`data.chat.alignment`) each side has the distribution at its first token, times the probability of its other tokens,
+`data.chat.token_alignment`) each side has the distribution at its first token, times the probability of its other
+tokens,
 
     P(y) = p(y | before) p(t_2 | before, t_1) ... p(t_n | ...)        teacher, tokens t_1 ... t_n of the span
     Q(y) = q(y | before) q(s_2 | before, s_1) ... q(s_m | ...)        student, tokens s_1 ... s_m

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tiny_tokenizer import END, bert_tokenizer, byte_level_tokenizer, sentencepiece_tokenizer
 
-from joulelab.data.chat.alignment import CommonVocabulary, TokenBytes, align, without_cut_character
 from joulelab.data.chat.encoding import EncodedDocument, encode_rows
+from joulelab.data.chat.token_alignment import CommonVocabulary, TokenBytes, align, without_cut_character
 from joulelab.errors import ConfigError
 
 TEXTS = ["the film was great and the music was lovely", "a naïve plot with Straße and 😀", "we walked slowly"] * 20
