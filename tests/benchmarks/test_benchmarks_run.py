@@ -83,7 +83,9 @@ def run(script, options, folder, timeout_s):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     # Most catch the error of one variant, so that the others keep their figures.
-    assert "failed" not in (done.stdout + done.stderr).lower()
+    # peft imports bitsandbytes, which prints that it found no optional kernel for the CPU
+    lines = (line for line in (done.stdout + done.stderr).lower().splitlines() if "kernels-community" not in line)
+    assert [line for line in lines if "failed" in line] == []
     rows = folder / "inference_rows.jsonl"  # the one benchmark that writes a file instead of a last line
     text = rows.read_text() if rows.exists() else done.stdout
     assert isinstance(json.loads(text.splitlines()[-1]), dict)
