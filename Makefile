@@ -48,7 +48,7 @@ attack: $(READY)
 mutate: $(READY)
 	$(BIN)/python tests/mutation/mutate.py
 
-# In an environment of its own, because the audited one must not change. A package that cannot be looked up is an error.
+# In a separate environment, because the audited one must not change. A package that cannot be looked up is an error.
 audit: $(READY)
 	@$(PYTHON) -m venv $(VENV)-audit && $(VENV)-audit/bin/pip install --quiet pip-audit
 	$(VENV)-audit/bin/pip-audit --strict --path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

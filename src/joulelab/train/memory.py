@@ -39,10 +39,10 @@ class ModelSize:
     vocabulary: int
     chunk: int
     """Tokens whose logits exist at a time."""
-    beside_bytes: int = 0
+    other_models_bytes: int = 0
     """Other models on the device: a live teacher, a copy that generates."""
-    beside_hint: str = ""
-    """How to have them elsewhere."""
+    other_models_hint: str = ""
+    """How to keep them off this device."""
 
 
 def training_bytes(size: ModelSize, config: TrainingConfig, ranks: int = 1) -> dict[str, int]:
@@ -61,7 +61,7 @@ def training_bytes(size: ModelSize, config: TrainingConfig, ranks: int = 1) -> d
         "gradients": size.trained * each // ranks,
         f"{config.optimizer} state": size.trained * (_STATE_BYTES[config.optimizer] + kept) // ranks,
         "activations": saved + head,
-        "other models": size.beside_bytes,
+        "other models": size.other_models_bytes,
     }
     return {name: amount for name, amount in parts.items() if amount}
 
@@ -88,7 +88,7 @@ def _hint(size: ModelSize, config: TrainingConfig, free_bytes: float, ranks: int
         if amount <= free_bytes and config.optimizer != "adamw-8bit":
             ways.append(f"training.parallel=fsdp on {more} GPUs ({size_text(amount)} each)")
             break
-    ways += [size.beside_hint] if size.beside_hint else []
+    ways += [size.other_models_hint] if size.other_models_hint else []
     if not ways:
         return "no setting fits: use a smaller student, adapters (student.lora), or a smaller training.batch_size"
     return f"settings that fit: {'; or '.join(ways)}"

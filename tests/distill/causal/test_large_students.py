@@ -47,7 +47,7 @@ def test_a_live_teacher_and_the_copy_that_generates_are_counted(lab, large, monk
     check_memory(spec_of(lab, large, optimizer="adafactor", **BF16))
     with pytest.raises(ConfigError, match=r"other models 8\d.\d GB") as refused:
         check_memory(spec_of(lab, large, "on-policy", optimizer="adafactor", **BF16))
-    assert "the teacher elsewhere, without its 27.4 GB: teacher.server" in refused.value.hint
+    assert "the teacher on another device, without its 27.4 GB: teacher.server" in refused.value.hint
 
 
 def test_the_shipped_sizes_have_one_recipe():

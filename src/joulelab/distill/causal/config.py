@@ -520,8 +520,8 @@ class CausalStudent(Section):
             raise ValueError(f"unknown size '{self.size}'; expected one of {', '.join(SHAPES)}")
         if self.teacher_embeddings and self.model is not None:
             raise ValueError(
-                "teacher_embeddings needs a randomly initialized student, but model has embeddings of its own; set "
-                "student.teacher_embeddings=false, or size instead of model"
+                "teacher_embeddings needs a randomly initialized student, but student.model has its own embeddings; "
+                "set student.teacher_embeddings=false, or size instead of model"
             )
         return self
 

@@ -168,22 +168,22 @@ def _training_size(spec: CausalSpec, on_gpu: bool) -> ModelSize:
     if student.lora is not None:
         targets = [part for name, part in model.named_modules() if name.rpartition(".")[2] in student.lora.targets]
         trained = sum(student.lora.rank * sum(part.weight.shape) for part in targets if isinstance(part, nn.Linear))
-    beside, elsewhere = 0, ""
+    other_bytes, hint = 0, ""
     live = spec.pipeline == "on-policy" or (spec.pipeline == "kd" and spec.distill.teacher == "live")
     if live and spec.teacher.server is None:
         precision = spec.teacher.precision  # quantized weights are bf16 while they are loaded
         half = precision == "bf16" or is_quantized(precision) or (precision == "auto" and on_gpu)
-        beside += _count(_meta_model(spec.teacher.model)) * (2 if half else 4)
-        elsewhere = f"the teacher elsewhere, without its {size_text(beside)}: "
-        elsewhere += "teacher.server" if spec.pipeline == "on-policy" else "distill.teacher=cached"
+        other_bytes += _count(_meta_model(spec.teacher.model)) * (2 if half else 4)
+        hint = f"the teacher on another device, without its {size_text(other_bytes)}: "
+        hint += "teacher.server" if spec.pipeline == "on-policy" else "distill.teacher=cached"
     if spec.pipeline == "on-policy":  # the copy that generates
-        beside += parameters * (2 if on_gpu and spec.training.precision in ("bf16", "fp16") else 4)
+        other_bytes += parameters * (2 if on_gpu and spec.training.precision in ("bf16", "fp16") else 4)
     return ModelSize(
         parameters=parameters + (trained if student.lora else 0), trained=trained,
         layers=int(config.num_hidden_layers), width=int(config.hidden_size),
         inner_width=int(getattr(config, "intermediate_size", 0) or 4 * config.hidden_size),
-        row_length=spec.data.row_length, vocabulary=int(config.vocab_size), chunk=spec.chunk, beside_bytes=beside,
-        beside_hint=elsewhere,
+        row_length=spec.data.row_length, vocabulary=int(config.vocab_size), chunk=spec.chunk,
+        other_models_bytes=other_bytes, other_models_hint=hint,
     )  # fmt: skip
 
 

@@ -169,7 +169,7 @@ class StudentCopy:
     @torch.no_grad()
     def synchronize(self) -> None:
         """All ranks together: the weights of a sharded student are gathered, one at a time."""
-        # Listed anew: FSDP replaces the parameters of the model by shards after this copy was made.
+        # Listed again: FSDP replaces the parameters of the model by shards after this copy was made.
         for copied, weight in zip(self._copies, self._source.parameters(), strict=True):
             copied.copy_(gathered(weight))
 

@@ -4,7 +4,7 @@ Both have an OpenAI-compatible server, so generation goes through `ServerGenerat
 started does not need. The engine runs in a process group with a guard (`runs.measure.process_guard`), which ends the
 group if this process is killed. Its output goes to a log file, whose last lines explain an early end.
 
-Engines are not imported: they pin their own torch, so they need an environment of their own.
+Engines are not imported: they pin their own torch, so they need a separate environment.
 """
 
 from __future__ import annotations

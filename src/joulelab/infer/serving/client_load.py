@@ -138,7 +138,7 @@ def _take(chunk: Mapping[str, Any], request: SentRequest, now_ns: int) -> None:
     request.completion_tokens = int(usage.get("completion_tokens") or request.completion_tokens)
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or {}
-        # A reasoning model writes its thoughts into a field of their own; they are output tokens too.
+        # A reasoning model writes its thoughts into a separate field; they are output tokens too.
         if choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"):
             request.chunk_ns.append(now_ns)
             return
