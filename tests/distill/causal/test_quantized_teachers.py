@@ -80,3 +80,8 @@ def test_package_and_device_are_checked_before_the_run(lab, monkeypatch):
     monkeypatch.setattr(lookup, "absent_packages", lambda *names: [])
     with pytest.raises(DeviceMissing, match="int4 weights need an NVIDIA GPU"):
         checked("int4")
+
+
+def test_an_unknown_precision_is_one_problem_with_all_choices(lab):
+    with pytest.raises(ConfigError, match=r"teacher.precision: expected 'auto', 'fp32', .* or 'int4'"):
+        check(lab.settings("kd", teacher={"precision": "nf5"}))

@@ -444,7 +444,7 @@ class CausalTeacher(Section):
 
     model: str = "sample:smollm2"
     """`sample:smollm2`, a local folder, a GGUF file or a hub id."""
-    precision: Literal["auto", "fp32", "bf16"] | Quantization = "auto"
+    precision: Literal["auto", "fp32", "bf16", Quantization] = "auto"
     """Precision of weights and computation; auto: bf16 on a GPU, fp32 elsewhere. Or quantized weights with bf16
     activations: int8, nf4 (extra bitsandbytes), fp8, fp8-weights, int4 (extra torchao); also those of a judge model."""
     cross_tokenizer_loss: Literal["gold", "uld"] = "gold"
