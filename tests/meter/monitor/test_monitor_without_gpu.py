@@ -69,12 +69,15 @@ def test_a_signal_ends_it_at_once_with_a_last_record_a_closing_line_and_0(tmp_pa
 
 
 def test_the_cadence_does_not_drift(tmp_path):
+    """Deadlines are multiples of the interval after the first; on a busy machine some are recorded as missed."""
     monitor("--duration", 1.2, "--interval", 0.1, "--out", "log.jsonl", cwd=tmp_path)
     ticks = records(tmp_path / "log.jsonl", "host")
-    assert 11 <= len(ticks) <= 13
+    missed = sum(gap["missed_ticks"] for gap in records(tmp_path / "log.jsonl", "gap"))
+    assert 11 <= len(ticks) + missed <= 13
     deadlines = [line["mono_ns"] / 1e9 - line["late_s"] for line in ticks]
-    offsets = [deadline - deadlines[0] - 0.1 * number for number, deadline in enumerate(deadlines)]
-    assert max(map(abs, offsets)) < 0.05
+    passed = [(deadline - deadlines[0]) / 0.1 for deadline in deadlines]
+    assert passed == pytest.approx([round(number) for number in passed], abs=0.02)
+    assert round(passed[-1]) >= len(ticks) - 1
     assert all(line["late_s"] >= 0 for line in ticks)
 
 
