@@ -135,6 +135,7 @@ def test_no_absolute_path_is_in_a_command_to_reproduce(made) -> None:
     flags = "--warmup=2 --scope=machine --grid=FR --set=energy.gpus=none"
     assert provenance.reproduce_command(changed).startswith(f"joulelab measure {flags} -- python"), "what is counted"
     assert provenance.portable('"~/data/a.csv"') == '"PATH/a.csv"'
+    assert provenance.portable("in /sys/class/powercap") == "in /sys/class/powercap"
     assert provenance.portable("https://host/a/b") == "https://host/a/b"
     assert provenance.portable("org/model") == "org/model" and provenance.portable("./my.py") == "./my.py"
 

@@ -207,11 +207,18 @@ def _is_teacher(record: RunRecord | None) -> bool:
 
 
 def _only_teaches(name: str, spec: Mapping[str, Any]) -> bool:
+    return _is_teacher_in(spec, name) and not _takes_over(spec)
+
+
+def _is_teacher_in(spec: Mapping[str, Any], name: str) -> bool:
     """An online teacher is used like initial weights; only the settings distinguish them."""
     teacher, student = (json.dumps(spec.get(who)) for who in ("teacher", "student"))
-    own = spec.get("student")
-    takes_over = isinstance(own, dict) and any(own.get(setting) for setting in _TAKES_OVER)
-    return name in teacher and name not in student and not takes_over
+    return name in teacher and name not in student
+
+
+def _takes_over(spec: Mapping[str, Any]) -> bool:
+    student = spec.get("student")
+    return isinstance(student, dict) and any(student.get(setting) for setting in _TAKES_OVER)
 
 
 # Columns of CodeCarbon 3's emissions.csv in order; unknown ones stay empty.
@@ -284,8 +291,8 @@ def _emissions(bill: EnergyBill, co2e: Co2e, grid: GridFactor) -> dict[str, Any]
     uncertainty = f" ±{relative_text(whole.total_error_rel)}" if whole.total_error_rel and not least else ""
     source = (
         f"joulelab {joulelab.__version__}: {least}{(whole.energy_j or 0.0) / J_PER_WH:.4g} Wh{uncertainty} "
-        f"({method_text(whole, bill.mixed)}{shared}), {low_g:.3g} to {high_g:.3g} g{building} "
-        f"on the grid {grid.name}, {grid.year}{unknown}"
+        f"({method_text(whole, bill.mixed)}{shared}), {low_g:.3g} to {high_g:.3g} g CO2e{building} "
+        f"(grid: {grid.name}, {grid.year}){unknown}"
     )
     emissions: dict[str, Any] = {
         "emissions": float(f"{(low_g + high_g) / 2:.3g}"),
@@ -318,13 +325,16 @@ def folder_card(bill: Bill, paths: RunPaths, record: RunRecord) -> str:
     grams = co2e_of(energy.whole, energy.grid, energy.pue)
     outside = [one for one in bill.ancestry if one.made_by == ELSEWHERE and one.kind != UNMETERED]
     models = [one for one in outside if one.kind in ("model", "weights", "fine-tuned-teacher")]
-    bases = [one for one in models if one.used_as != "teacher" and not _only_teaches(one.name, record.spec)]
-    teachers = [one for one in models if one not in bases]
+    of_teacher = any(line.shared for line in energy.own)  # a teacher's own card: its base model is no teacher
+    taught = [one for one in models if one.used_as == "teacher" or _is_teacher_in(record.spec, one.name)]
+    teachers = [] if of_teacher else taught
+    bases = [one for one in models if one not in teachers]
     data = [one for one in outside if one not in models]
+    copied = _takes_over(record.spec)
     front: dict[str, Any] = {
         "library_name": "transformers" if (paths.artifacts / energy.title / "config.json").exists() else "pytorch"
     }
-    for field, found in (("base_model", bases), ("datasets", data)):
+    for field, found in (("base_model", [*bases, *(teachers if copied else ())]), ("datasets", data)):
         names = list(dict.fromkeys(name for one in found if (name := _hub_name(one)) is not None))
         if names:
             front[field] = names[0] if field == "base_model" and len(names) == 1 else names
@@ -332,19 +342,25 @@ def folder_card(bill: Bill, paths: RunPaths, record: RunRecord) -> str:
     if grams is not None and energy.grid is not None:
         front["co2_eq_emissions"] = _emissions(energy, grams, energy.grid)
     bill_command = f"joulelab bill {record.run_id}/{energy.title} --grid FR --format model-card"
-    carbon = [] if grams else [f"CO2e is not stated, because no grid was set: `{bill_command}`."]
+    carbon = f"CO2e is not stated, because no grid was set: `{bill_command}`."
+    if grams is not None and energy.grid is not None:
+        carbon = f"Grid: {energy.grid.name}, {energy.grid.year}."
     lines = [
         f"# {record.name}: {energy.title}",
         str(record.spec.get("about") or f"Method: {record.label or record.name}."),
-        "## Made from",
+        "## Training inputs",
         "\n".join(
             f"- {role}: {_input_text(one)}"
-            for role, some in (("base model", bases), ("teacher", teachers), ("data", data))
+            for role, some in (
+                ("base model", bases),
+                ("teacher, which also provided initial weights" if copied else "teacher", teachers),
+                ("data", data),
+            )
             for one in some
         )
         or "- randomly initialized weights and generated data",
         "## Energy",
-        "\n\n".join([*sentences(energy, grams), *carbon]),
+        "\n\n".join([*sentences(energy, grams), carbon]),
         *(to_markdown(grid).strip() for grid in bill_grids(energy)),
         "## How to reproduce",
         f"    {reproduce_command(record)}",
@@ -361,7 +377,7 @@ def _hub_name(one: Ancestor) -> str | None:
 
 def _input_text(one: Ancestor) -> str:
     commit = one.key.rpartition("@")[2]
-    return f"{one.name} at commit {commit}" if _hub_name(one) else f"{one.name} (content {commit})"
+    return f"{one.name} at commit {commit}" if _hub_name(one) else f"{one.name} (content hash {commit})"
 
 
 def _hardware(bill: EnergyBill) -> str:

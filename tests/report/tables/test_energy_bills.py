@@ -114,10 +114,34 @@ def test_the_folder_of_a_model_has_a_card_that_the_hub_reads(made, store: Path) 
     assert card["datasets"] == ["org/texts"]
     assert card["co2_eq_emissions"]["emissions"] > 0 and "Wh" in card["co2_eq_emissions"]["source"]
     assert f"base model: org/base@v1 at commit {'b' * 40}" in text
-    assert "teacher: sample:minilm" in text and "/home/me" not in text
+    assert "teacher: sample:minilm (content hash " in text and "/home/me" not in text
+    assert "CO2e: " in text and "\n\nGrid: " in text
     assert "teacher-cache" in text and "inherited" in text
     assert "## How to reproduce\n\n    joulelab run " in text
     assert sources.content_hash(folder / "artifacts" / "final_model") == before  # the card changes no key
+    copied = {**spec, "student": {"layers": [0, 5]}}  # the student takes its teacher's layers
+    write_model_cards(RunPaths(folder), record.model_copy(update={"spec": copied}))
+    text = (folder / "artifacts" / "final_model" / "README.md").read_text()
+    assert "teacher, which also provided initial weights: sample:minilm" in text
+
+
+def test_the_card_of_a_teacher_names_its_base_model(made, store: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    folder = next(store.glob("made-KD-*"))
+    teacher = next(one for one in load_record(folder).lineage if one.name == "teacher")
+    base = external("org/base", "model", f"org/base@{'b' * 40}", commit="b" * 40).artifact
+    base = base.model_copy(update={"used_as": "teacher"})
+    place = folder / "artifacts" / "teacher"
+    place.mkdir()
+    (place / "model.safetensors").write_bytes(b"weights")
+    teacher = teacher.model_copy(update={"parents": (base.key,)})
+    write_bill(place, Bill(artifact=teacher, ancestry=(base,), made_at=made.STAMP, code_version="", inputs={}))
+    record = load_record(folder)
+    spec = {**record.spec, "teacher": {"model": "org/base"}, "student": {"layers": [0, 5]}}
+    write_model_cards(RunPaths(folder), record.model_copy(update={"made": (teacher.key,), "spec": spec}))
+    text = (place / "README.md").read_text()
+    assert hub.ModelCard(text).data.to_dict()["base_model"] == "org/base"
+    assert "- base model: org/base at commit" in text and "- teacher" not in text
 
 
 @pytest.mark.parametrize(

@@ -175,8 +175,8 @@ def _shipped(record: RunRecord) -> tuple[list[str], dict[str, Any]]:
 
 
 def portable(text: str) -> str:
-    """The text with the folders of absolute paths replaced by `PATH`."""
-    return re.sub(r"(?<![\w.:/~-])~?/(?:[^\s/\"',]+/)*(?=[^\s/\"',]+)", f"{PATH}/", text)
+    """The text with the folders of absolute paths replaced by `PATH`, except `/sys` and `/proc`."""
+    return re.sub(r"(?<![\w.:/~-])(?!/(?:sys|proc)/)~?/(?:[^\s/\"',]+/)*(?=[^\s/\"',]+)", f"{PATH}/", text)
 
 
 def _has(settings: Mapping[str, Any], key: str) -> bool:
