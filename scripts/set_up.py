@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlparse
 
 REPOSITORY = Path(__file__).parent.parent
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+TORCH_EXTRAS = {"train", "vision", "graphs", "peft", "lm-eval", "math", "bitsandbytes", "torchao", "lightning", "dev"}
 PATIENCE_S = 4.0
 SIZE_PATIENCE_S = 90.0
 
@@ -43,7 +44,7 @@ def main(extras: list[str]) -> None:
 
 
 def needs_torch(extras: list[str]) -> bool:
-    return bool({"train", "vision", "graphs", "peft", "lm-eval", "dev"} & set(extras))
+    return bool(TORCH_EXTRAS & set(extras))
 
 
 def torch_requirement(constraints: str) -> str:

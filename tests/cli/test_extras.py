@@ -45,6 +45,8 @@ def base(tmp_path):
         (("run", "compare-tiny"), "train"),
         (("run", "kd-tiny", "student.lora.rank=4"), "train,peft"),
         (("demo",), "train"),
+        (("serve", "sample:smollm2"), "train"),
+        (("evaluate", "sample:smollm2", "--tasks", "gsm8k"), "train,lm-eval"),
         (("sweep", "train", "gpt2", "--size", "tiny"), "train"),
         (("prepare", "reviews", "sample:reviews"), "train"),
         (("prepare", "dump", "sample:reviews"), "train"),
@@ -54,6 +56,7 @@ def base(tmp_path):
         (("plot", "last"), "report"),
         (("runs", "--compact"), "report"),
         (("query", "select 1"), "query"),
+        (("ui",), "ui"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )

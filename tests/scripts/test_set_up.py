@@ -1,8 +1,10 @@
 """`make demo` takes torch from the index of CPU builds where there is no GPU and it answers, and prints the size."""
 
+import re
 import socket
 import threading
 import time
+import tomllib
 import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -81,6 +83,13 @@ def test_the_index_is_not_asked_where_it_has_no_use(index, commands, monkeypatch
     set_up.main(["test"] if change == "no torch needed" else ["train"])
     assert len(commands) == 1 and "--index-url" not in commands[0]
     assert bool(capsys.readouterr().out) == (change == "gpu")
+
+
+def test_every_extra_that_brings_torch_is_known():
+    extras = tomllib.loads((set_up.REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    with_torch = re.compile(r"torch\b|joulelab\[train\]|accelerate|peft|lightning")
+    found = {name for name, packages in extras.items() if any(with_torch.match(package) for package in packages)}
+    assert found == set_up.TORCH_EXTRAS
 
 
 def test_uv_is_used_unless_pip_has_indexes_of_its_own(commands, monkeypatch):
