@@ -46,6 +46,13 @@ SECRET = "s3cr3tX"  # in every command below
         ["--azure", f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={SECRET}abc/d+e==;EndpointSuffix=core"],
         ["--session", f"session_token={SECRET}"],
         ["--out", f"/data/api_key={SECRET}/x"],
+        ["--out", f"/data/token={SECRET}/x"],
+        ["net", "use", f"/pw:{SECRET}"],
+        ["xfreerdp", "/u:me", f"/Password:{SECRET}", "/v:host"],
+        ["--mount", f"//host/share/pwd:{SECRET}/folder"],
+        ["curl", f"https://example.org/x?token={SECRET}"],
+        ["curl", f"https://example.org/x?a=1&sig={SECRET}#top"],
+        ["curl", f"https://example.org/token={SECRET}/x"],
     ],
 )
 def test_a_command_line_has_no_secret(words):
@@ -130,6 +137,8 @@ def test_secrets_are_found_by_their_form_and_name(text):
         *("risk-based-approach-to-it", "tokens: 123", '"token": "##ing"', "https://host/a:b@c", "secrets.py"),
         *('{"password": 9356, "secret": 12}', "hub_token: null", "key: learning_rate", "token=bert-base-uncased"),
         *("sort_key: energy_per_item_in_joules", "session: 2026-11-17T02:10:11+00:00", "session_id=abcd", "sk-learn"),
+        *("/data/token=word/part-0.parquet", "/run/pw:/run/pw:ro", "http://localhost:9000/?token=...", "/pw:"),
+        *("?token=${token}", "/?token={token}", "?tokens=5&page=2", "org/tokens:latest", "/data/password/x:y"),
         *("auth: none", '"key": "9f86d081884c7d"', "author: me", "signature: f(x, y)", "pw_w: 3"),
     ],
 )

@@ -4,7 +4,8 @@ A secret is recognized in three ways:
 
 - by its own form: the prefixes that clouds and hubs give their tokens, private keys, passwords inside URLs;
 - by the name in front of it: `password=x`, `"api_key": "x"`, `--token x`, `Pwd=x;` of a connection string;
-- by both: a name that is only sometimes secret (`key`, `token`, `session`) in front of a value that looks random.
+- by both: a name that is only sometimes secret (`key`, `token`, `session`) in front of a value that looks random;
+- by its place: `token=x` in the query or path of a URL, `/pw:x` of an option or path, however short the value is.
 
 Too much is removed rather than too little, except where a text would lose its meaning: `--max-tokens 128`,
 `"token": "##ing"` and the vocabulary entry `"password": 9356` stay.
@@ -48,6 +49,13 @@ _FIXED_FORM = re.compile(
     r"eyJ[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-.]+"  # a JSON web token
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\n)*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|(?<=hooks\.slack\.com/services/)[A-Za-z0-9/]{10,}"
+)
+# In a query any value counts, in a path one with a digit or a capital: `/token=word/` is a folder of a data set. What a
+# template fills in (`$x`, `{x}`, `%s`, `<x>`, `...`) is no secret, nor is the target of a mount (`/run/pw:/run/pw`).
+_IN_ADDRESS = (
+    re.compile(r"((?:[?&]|&amp;)(?:token|auth|sig|signature)=)((?![$%{<]|\.{3})[^\s\"'&#;,)\]}]+)", re.I),
+    re.compile(r"(/(?:token|TOKEN|auth|AUTH)=)((?=[^/\s\"'&?]*[A-Z0-9])(?![$%{<])[^/\s\"'&?;,)\]}]+)"),
+    re.compile(r"(/(?:pw|pwd|passw(?:or)?d|passwd|passphrase):)((?![/\\$%{<]|r[ow]\b)[^/\s\"'&;,)\]}]+)", re.I),
 )
 _ADDRESS = re.compile(r"(://[^/\s:@\"']*:)([^/\s@\"']+)(@)")
 _HEADER = re.compile(
@@ -157,6 +165,8 @@ def redact_text(text: str) -> tuple[str, int]:
         nonlocal count
         value = match.group("value")
         bare = value.strip("\"'")
+        if match.group("name").startswith("/"):  # `/token=word/part-0.parquet`: only the part of the path counts
+            bare = bare.partition("/")[0]
         # A number in JSON is an index or a measurement: {"password": 9356} is an entry of a vocabulary, and
         # {"j_per_token": 8.3e-05} an energy.
         is_number = match.group("sign") == ":" and bare == value and _JSON_NUMBER.fullmatch(bare) is not None
@@ -171,6 +181,8 @@ def redact_text(text: str) -> tuple[str, int]:
     text = _FIXED_FORM.sub(whole, text)
     text = _TOKEN.sub(token, text)
     text = _ADDRESS.sub(after_name, text)
+    for in_address in _IN_ADDRESS:
+        text = in_address.sub(after_name, text)
     text = _HEADER.sub(after_name, text)
     text = _FIELD.sub(field, text)
     text = _MAYBE_FIELD.sub(field, text)

@@ -403,5 +403,5 @@ def test_the_mutator_changes_one_place_at_a_time():
     found = {(before, after) for _, _, before, after, _ in mutate.mutants(source)}
     assert ("a > 0", "a >= 0") in found and ("a + 1", "a - 1") in found and ("a != 2", "a == 2") in found
     assert ("a > 0 and a != 2", "a > 0 or a != 2") in found and ("1", "2") in found and ("0", "1") in found
-    trees = [mutate.ast.unparse(tree) for *_, tree in mutate.mutants(source)]
+    trees = [mutate.ast.unparse(tree()) for *_, tree in mutate.mutants(source)]
     assert len(set(trees)) == len(trees) and mutate.ast.unparse(mutate.ast.parse(source)) not in trees

@@ -23,6 +23,7 @@ from joulelab.data import sources
 from joulelab.data.sources import Source, hub_hint
 from joulelab.data.text import text_column
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
+from joulelab.total_timeout import timed_opener
 
 PATIENCE_S = 2.0
 _INFO_TIMEOUT_S = 20.0
@@ -147,7 +148,7 @@ def _endpoint() -> str:
 
 def _answers(address: str, patience_s: float) -> bool:
     try:
-        urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=patience_s).close()
+        timed_opener().open(urllib.request.Request(address, method="HEAD"), timeout=patience_s).close()
     except urllib.error.HTTPError:
         return True  # an error status is an answer too
     except OSError:

@@ -31,6 +31,7 @@ from joulelab.infer.generation.completions import Completion, FinishReason, Prom
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.meter.sensors.gpu_selection import select_gpus
 from joulelab.meter.sensors.nvml import compute_pids, opened_cards
+from joulelab.total_timeout import timed_opener
 
 FORWARDERS = frozenset({"ssh", "sshd", "autossh", "socat", "kubectl", "haproxy", "nginx", "envoy", "rinetd", "stunnel"})
 _ANY_ADDRESS = ("0.0.0.0", "::", "*")
@@ -143,6 +144,7 @@ class Endpoint:
     """Up to and including /v1."""
     api_key: str | None = field(default=None, repr=False)
     timeout_s: float = 600.0
+    """Of a whole reply."""
     tries: int = 4
     pause_s: float = 1.0
     """Before the second attempt; doubled for each further one."""
@@ -214,7 +216,7 @@ class Endpoint:
         """Clusters set a proxy for external hosts; it must not be used for this machine."""
         host = urllib.parse.urlsplit(self.base_url).hostname
         direct = [urllib.request.ProxyHandler({})] if host in _LOOPBACK else []
-        return urllib.request.build_opener(*direct)
+        return timed_opener(*direct)
 
 
 class _TemporaryFailure(Exception):

@@ -27,6 +27,8 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from joulelab.total_timeout import TimedResponse
+
 NS = 1_000_000_000
 BIN_S = 0.5
 # Of the series: a smaller number of intervals decides by chance.
@@ -81,6 +83,9 @@ class StreamingClient:
     """Up to and including /v1."""
     api_key: str | None = field(default=None, repr=False)
     timeout_s: float = 600.0
+    """Without any data."""
+    whole: bool = False
+    """Whether the timeout is for the whole answer."""
 
     def ask(self, request: SentRequest, path: str, body: Mapping[str, Any], stopped: Stopped = lambda: False) -> None:
         data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
@@ -95,6 +100,8 @@ class StreamingClient:
             )
         else:
             connection = http.client.HTTPConnection(parts.netloc, timeout=self.timeout_s)
+        if self.whole:
+            connection.response_class = TimedResponse
         try:
             connection.request("POST", parts.path.rstrip("/") + path, data, headers)
             reply = connection.getresponse()

@@ -343,7 +343,9 @@ class ServingSpec(RunSpec):
             raise ConfigError(f"{self.server} lists no model", "name one with --model")
         probe = SentRequest(time.monotonic_ns())
         path, body = next(self.requests(name))
-        StreamingClient(self.server, api_key(), min(self.timeout_s, 120.0)).ask(probe, path, {**body, "max_tokens": 2})
+        StreamingClient(self.server, api_key(), min(self.timeout_s, 120.0), whole=True).ask(
+            probe, path, {**body, "max_tokens": 2}
+        )
         if probe.error:
             hint = "set ignore_eos=false if the server does not know it" if self.ignores_eos else "see its log"
             raise UsageError(f"{self.server} does not answer a streamed request: {probe.error}", hint)

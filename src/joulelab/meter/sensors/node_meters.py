@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, Line, SensorUnavailable
+from joulelab.total_timeout import timed_opener
 
 MICRO, MILLI = 1e-6, 1e-3
 HWMON, CRAY = Path("/sys/class/hwmon"), Path("/sys/cray/pm_counters")
@@ -285,7 +286,7 @@ class RedfishSensor(_BmcSensor):
         if login := os.environ.get(REDFISH_LOGIN):
             request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
         try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
+            with timed_opener().open(request, timeout=5) as answer:
                 return _redfish_watts(json.load(answer))
         except (OSError, ValueError):
             return None
