@@ -3,12 +3,14 @@
 import os
 import signal
 import time
+from contextlib import nullcontext
 
 import pytest
 
 from joulelab.errors import EndedBySignal, JoulelabError, NonFiniteLoss
 from joulelab.lookup import PIPELINES
 from joulelab.meter.figures import EnergyFigure
+from joulelab.runs import context
 from joulelab.runs.artifacts import external
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import SilentProgress, StopRequest
@@ -308,6 +310,17 @@ def test_a_closed_terminal_requests_a_stop_like_sigterm_and_ctrl_c(signum):
         with pytest.raises(EndedBySignal) as ended:
             stop.check()
     assert ended.value.exit_code == 128 + signum
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_only_a_second_ctrl_c_interrupts_because_launchers_repeat_other_signals_late(monkeypatch, signum):
+    monkeypatch.setattr(context, "ECHO_S", 0.0)
+    with StopRequest(context.JOB_SIGNALS) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+        with pytest.raises(EndedBySignal) if signum == signal.SIGINT else nullcontext():
+            os.kill(os.getpid(), signum)
+        assert stop.signum == signal.SIGTERM
 
 
 def test_a_program_under_nohup_outlives_its_terminal():

@@ -1,8 +1,9 @@
 """The ranks of one node: torchrun with the run's command, started by srun once per node, or by the job itself.
 
-The scheduler's signal must reach the ranks but not torchrun, which would kill them all. torchrun is therefore started
-with SIGUSR1 ignored, and the signal is sent to its children. One rank would suffice: ranks share the request at the
-next step.
+A request to stop must reach the ranks but not torchrun, which would kill them before they have saved: 30 s after a
+SIGTERM, or immediately at a second one (scancel signals every process, and srun repeats it). torchrun is therefore
+started with SIGTERM and SIGUSR1 ignored, and its children get SIGUSR1. One rank would suffice: ranks share the request
+at the next step.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import os
 import signal
 import subprocess
 import sys
-from types import FrameType
 
 import psutil
+
+from joulelab.cluster.slurm import SIGNALS, TimeLimitSignal
+
+RESEND_S = 0.5
 
 
 def torchrun_command(nodes: int, ranks: int, endpoint: str, job: str, address: str, words: list[str]) -> list[str]:
@@ -26,18 +30,23 @@ def torchrun_command(nodes: int, ranks: int, endpoint: str, job: str, address: s
 
 
 def run_ranks(command: list[str]) -> int:
-    """Start the ranks, forward SIGUSR1 to them, and return the launcher's exit code."""
-    launcher: subprocess.Popen[bytes] | None = None
+    """Start the ranks, pass requests to stop on to them, and return the launcher's exit code."""
+    stop = TimeLimitSignal()
+    # the default of --signals-to-handle, which older releases of torchrun do not have
+    environment = {**os.environ, "PET_SIGNALS_TO_HANDLE": "SIGINT,SIGHUP,SIGQUIT"}
+    launcher = subprocess.Popen(command, env=environment, preexec_fn=_ignore_signals)
+    while True:
+        try:
+            return launcher.wait(timeout=RESEND_S)
+        except subprocess.TimeoutExpired:
+            if stop.received:
+                # again and again: a rank that is still importing ignores it
+                signal_ranks(launcher.pid)
 
-    def forward(signum: int, frame: FrameType | None) -> None:
-        if launcher is not None:
-            signal_ranks(launcher.pid)
 
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # inherited by the launcher
-    launcher = subprocess.Popen(command)
-    signal.signal(signal.SIGUSR1, forward)
-    signal.signal(signal.SIGTERM, lambda signum, frame: launcher.terminate())
-    return launcher.wait()
+def _ignore_signals() -> None:
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def signal_ranks(launcher_pid: int) -> None:

@@ -82,13 +82,14 @@ class Trackers(Protocol):
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Schedulers announce the time limit by SIGTERM or SIGUSR1.
 JOB_SIGNALS = (*SIGNALS, signal.SIGUSR1)
-# A scheduler signals every process of a job, and a launcher forwards the signal: the same request arrives twice.
+# The same Ctrl-C can arrive twice: from the terminal and forwarded by a launcher.
 ECHO_S = 1.0
 
 
 class StopRequest:
     """Turns signals into a request: the first one makes `check()` raise at the next safe point, where the work can be
-    saved; another one after `ECHO_S` ends the process immediately."""
+    saved. Another Ctrl-C after `ECHO_S` ends the process immediately; other signals do not, because a scheduler signals
+    every process of a job and launchers forward that once more, on a busy node many seconds later."""
 
     def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
         self.signum: int | None = None
@@ -116,9 +117,7 @@ class StopRequest:
             # Only a flag: a handler runs between two bytecodes of any function, and raising there
             # could interrupt a checkpoint or a lock half-way.
             self.signum, self._received_s = signum, now_s
-        # The second Ctrl-C of an impatient user; the echo of the first one by a launcher arrives
-        # within a second.
-        elif not self._closing and now_s - self._received_s > ECHO_S:
+        elif signum == signal.SIGINT and not self._closing and now_s - self._received_s > ECHO_S:
             raise EndedBySignal(signum)
 
     def ignore_repeats(self) -> None:
