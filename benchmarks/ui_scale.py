@@ -3,16 +3,19 @@
     python benchmarks/ui_scale.py --runs 10000 --hours 24
 
 The store is the one of `store_scale.py`; the list is timed after its index exists, as a page requests it: first in a
-new server, then again. For the second part, a day of readings of one GPU is written in a few minutes into a run that
-this process holds, while the live page and the table are polled as an open page polls them; resident memory is read at
-each tenth. The last line is the same as JSON.
+new server, then again, and from the address to the drawn table in Chromium if playwright and a browser are installed.
+For the second part, a day of readings of one GPU is written in a few minutes into a run that this process holds, while
+the live page and the table are polled as an open page polls them; resident memory is read at each tenth. The last line
+is the same as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shutil
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +23,10 @@ from pathlib import Path
 
 import psutil
 from store_scale import make
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from browser import BROWSERS, FLAGS
+from ui_server import Server
 
 from joulelab.clock import NS
 from joulelab.runs.index import LISTING, IndexReporter, listed
@@ -45,7 +52,30 @@ def list_times(store: Path, count: int) -> dict[str, float]:
     view.changes(0)
     again_s = time.perf_counter() - begin_s
     assert len(json.loads(first)["rows"]) == count
-    return {"runs": count, "list_s": first_s, "list_cpu_s": cpu_s, "list_again_s": again_s, "list_bytes": len(first)}
+    times = {"runs": count, "list_s": first_s, "list_cpu_s": cpu_s, "list_again_s": again_s, "list_bytes": len(first)}
+    return {**times, **page_times(store, count)}
+
+
+def page_times(store: Path, count: int) -> dict[str, float]:
+    """Seconds from opening the page to its drawn table: in a new server, and once more."""
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None or importlib.util.find_spec("playwright") is None:
+        return {}
+    from playwright.sync_api import sync_playwright
+
+    server, times = Server(store), []
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=FLAGS)
+        page = browser.new_page()
+        page.goto(server.address)  # refused without the token, and the browser is warm
+        for _ in range(2):
+            begin_s = time.perf_counter()
+            page.goto(server.url)
+            page.wait_for_function(f"document.querySelector('#store-found').textContent.startsWith('{count} of')")
+            times.append(time.perf_counter() - begin_s)
+        browser.close()
+    server.end()
+    return {"page_s": times[0], "page_again_s": times[1]}
 
 
 def open_run(store: Path) -> RunPaths:

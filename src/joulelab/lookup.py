@@ -314,6 +314,7 @@ ZOO = Table(
 CALCULATIONS = Table(
     "calculation",
     {
+        "list-row": "joulelab.report.tables.run_list:list_row",
         "model-server": "joulelab.infer.serving.http_server:open_server",
         "model-cards": "joulelab.report.export:write_model_cards",
         "paper-cost": "joulelab.zoo.cost:cost_summary",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from joulelab.errors import NotFoundError, UsageError
 from joulelab.meter.figures import MACHINE_BASE
 from joulelab.report.page import write_report
 from joulelab.report.store_page import store_page, store_tiles, stored_runs, trend_figure
-from joulelab.runs.index import IndexReporter
+from joulelab.report.tables.run_list import LIST_TITLES
+from joulelab.runs.index import LIST_ROW, VERSION, IndexReporter, row_of
 
 QUIET = IndexReporter(lambda text: None, lambda count: None)
 
@@ -39,6 +42,21 @@ def test_every_run_is_listed_with_its_energy_and_a_link_to_its_page(made, store:
     energies = {str(line.cells[0]): line.cells[1] for line in lines}
     record = made.distilled("alone", 7, 826, 131.0, True)
     assert energies[alone].value == record.totals.best.energy_j
+
+
+def test_rows_of_the_index_change_only_with_its_version(made) -> None:
+    """They are computed when a run is read: after a change of their texts, increase VERSION, then change this."""
+    row = json.loads(row_of(made.demo_records()[0])[LIST_ROW])
+    texts = ("870 J ±70 %, estimated", "teacher", "done", "87.4 %", "99 %", "142 mJ/sample", "2 min 14 s", "C")
+    assert (VERSION, *row["cells"][1:9]) == (10, *texts)
+    assert dict(zip(LIST_TITLES.split("|"), row["values"], strict=False))["Own energy>"] == 870.0
+
+
+def test_a_value_that_json_does_not_have_is_shown_and_sorted_as_missing(made) -> None:
+    record = made.demo_records()[0]
+    results = {name: one.model_copy(update={"value": math.nan}) for name, one in record.results.items()}
+    row = row_of(record.model_copy(update={"results": results}))[LIST_ROW]
+    assert "NaN" not in row.partition('"values"')[2] and json.loads(row)["values"][4] is None
 
 
 def test_runs_of_one_kind_have_a_trend_of_energy_per_item_as_recorded(made, store: Path) -> None:

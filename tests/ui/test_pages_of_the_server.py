@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from joulelab.report.compare.method_rows import select
 from joulelab.report.page import page_data, render, selection_page
 from joulelab.runs.store import group_folders, run_folders
 from joulelab.ui.run_view import report_in_child, report_so_far
+from joulelab.ui.store_view import StoreView
 
 MADE = Path(__file__).parents[1] / "report" / "made_records.py"
 
@@ -64,6 +66,15 @@ def test_the_table_has_teacher_share_quality_and_groups_and_the_trend_is_that_of
     assert any(share.endswith("%") for share in shares)
     trend = json.loads(pages.get("/api/trend")[2])
     assert trend["spec"]["datasets"]["trend"]
+
+
+def test_a_copied_folder_is_a_row_of_its_own_with_its_own_page(made_store, tmp_path):
+    source = run_folders(made_store)[0]
+    for name in (source.name, "copy-20260101T000000Z-0000"):
+        shutil.copytree(source, tmp_path / name)
+    rows = json.loads(StoreView(tmp_path).changes(0))["rows"]
+    assert {row["id"] for row in rows} == {source.name, "copy-20260101T000000Z-0000"}
+    assert {row["cells"][0] for row in rows} == {source.name}  # what the record states
 
 
 def test_a_removed_run_leaves_the_table_and_its_page_says_so(pages, made_store):

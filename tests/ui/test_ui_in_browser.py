@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from dataclasses import dataclass, field
@@ -46,11 +45,6 @@ def visit(browser, server):
     assert [url for url in seen.requests[2:] if server.token in url] == [], "only the first address has the token"
 
 
-def waiting_for_a_core():
-    """How much longer everything takes now than on an idle machine."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
 def tiles(page):
     return page.evaluate(
         "Object.fromEntries([...document.querySelectorAll('.tile')].map(tile =>"
@@ -85,13 +79,11 @@ def test_a_killed_run_is_truncated_within_five_seconds_on_both_pages(visit, serv
     other = page.context.new_page()
     other.goto(f"{server.address}/runs/{started.run_id}")
     other.wait_for_selector("#live[data-updates]")
-    page.bring_to_front()
     started.process.send_signal(signal.SIGKILL)
     began_s = time.monotonic()
     page.wait_for_selector(f"tr[data-id='{started.run_id}'] .status.truncated")
-    assert time.monotonic() - began_s < 5 * waiting_for_a_core()
     other.wait_for_selector("#verdict")
-    assert time.monotonic() - began_s < 8 * waiting_for_a_core(), "both pages take turns in one browser"
+    assert time.monotonic() - began_s < 5
     assert "killed: truncated" in other.inner_text("#verdict")
 
 

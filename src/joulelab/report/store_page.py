@@ -7,54 +7,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import altair as alt
 
 from joulelab.errors import NotFoundError
-from joulelab.meter.figures import MACHINE_BASE, labeled_text
-from joulelab.report.compare.quality import quality_of
+from joulelab.meter.figures import labeled_text
 from joulelab.report.energy_sums import known_sum, mixes_methods
 from joulelab.report.figures.chart_base import Figure, finish
 from joulelab.report.opening import Tile, energy_tiles
 from joulelab.report.page import ListedLine, Page
-from joulelab.report.tables.grid import Cell, Grid, make_grid
-from joulelab.report.wording import NOTHING, grams
-from joulelab.runs.index import LISTING, IndexReporter, ListedRun, listed, listed_run
+from joulelab.report.tables.grid import Cell
+from joulelab.report.tables.run_list import StoredRun, list_grid, stored_run_of
+from joulelab.report.wording import grams
+from joulelab.runs.index import LISTING, IndexReporter, ListedRun, listed
 from joulelab.runs.paths import GROUPS_FOLDER, REPORT
-from joulelab.runs.record import RunRecord
-from joulelab.units import duration_text, percent_text, plural, with_prefix
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    run: ListedRun
-    link: str = ""
-
-    @property
-    def kind(self) -> str:
-        """Runs of one kind are comparable over time: experiment, label, scope and the item of its energy."""
-        name = self.run.name if self.run.label == self.run.name else f"{self.run.name}, {self.run.label}"
-        return f"{name}{', whole machine' if self.whole_machine else ''}: {self.run.per_item[0]}"
-
-    @property
-    def per_item_j(self) -> float | None:
-        return self.run.per_item[1]
-
-    @property
-    def half_width_j(self) -> float | None:
-        return self.run.per_item[2]
-
-    @property
-    def energy_j(self) -> float | None:
-        return self.run.totals.best.energy_j if self.run.totals else None
-
-    @property
-    def whole_machine(self) -> bool:
-        """It counts all processes, so it is neither added to nor compared with the energy of programs."""
-        return self.run.totals is not None and MACHINE_BASE in self.run.totals.best.sources
+from joulelab.units import duration_text, plural, with_prefix
 
 
 def store_page(store: Path, reporter: IndexReporter) -> Page:
@@ -75,7 +44,7 @@ def store_page(store: Path, reporter: IndexReporter) -> Page:
         listing=(
             table,
             tuple(
-                ListedLine(cast("tuple[Cell, ...]", row), one.link)
+                ListedLine(cast("tuple[Cell, ...]", row), _link(store, one.run))
                 for row, one in zip(table.rows, runs[::-1], strict=True)
             ),
         ),
@@ -85,13 +54,7 @@ def store_page(store: Path, reporter: IndexReporter) -> Page:
 
 def stored_runs(store: Path, reporter: IndexReporter) -> list[StoredRun]:
     """Oldest first."""
-    found = [stored_run_of(listing) for (listing,) in listed(store, reporter, [LISTING])]
-    return [replace(one, link=_link(store, one.run)) for one in found]
-
-
-def stored_run_of(listing: str) -> StoredRun:
-    """From a row of the index."""
-    return StoredRun(listed_run(listing))
+    return [stored_run_of(listing) for (listing,) in listed(store, reporter, [LISTING])]
 
 
 def _link(store: Path, run: ListedRun) -> str:
@@ -193,41 +156,6 @@ def trend_figure(runs: Sequence[StoredRun]) -> Figure | None:
     )
     caption = "One mark per finished run; bar: random 95 % interval. A kind: same experiment, label, scope and item."
     return Figure("Energy per item over time", spec, described, caption, height, name="trend")
-
-
-def list_grid(runs: Sequence[StoredRun]) -> Grid:
-    """Newest first."""
-    rows = [list_cells(one) for one in reversed(runs)]
-    note = (
-        "Own energy: the run's own stages. Teacher: its share of the energy that comparisons count, inherited energy "
-        "included. A run that belongs to a group links to the group's page."
-    )
-    return make_grid("All runs, newest first", LIST_TITLES, rows, note)
-
-
-LIST_TITLES = "Run|Own energy>|Label|Status|Quality>|Teacher>|Per item>|Time>|Grade|Started!"
-
-
-def list_cells(one: StoredRun) -> tuple[Cell, ...]:
-    """Of one run, under `LIST_TITLES`."""
-    run = one.run
-    quality = quality_of(cast(RunRecord, run))  # a listed run has the results that it reads
-    best = run.totals.best if run.totals else None
-    duration_s = run.totals.duration_s if run.totals else None
-    item = one.kind.rpartition(": ")[2].partition(",")[0].removeprefix("J per ")
-    each = f"{with_prefix(one.per_item_j, 'J')}/{item}" if one.per_item_j is not None else NOTHING
-    return (
-        Cell(run.run_id, run.run_id),
-        Cell(labeled_text(best) if best else NOTHING, one.energy_j),
-        Cell(run.label, run.label),
-        Cell(run.status, run.status),
-        Cell(quality.text(with_interval=False), quality.result.value) if quality else Cell(NOTHING),
-        Cell(percent_text(run.teacher_share, 0) if run.teacher_share else NOTHING, run.teacher_share),
-        Cell(each, one.per_item_j),
-        Cell(duration_text(duration_s) if duration_s is not None else NOTHING, duration_s),
-        Cell(run.validity.grade or NOTHING, run.validity.grade or ""),
-        Cell(run.created_at[:16].replace("T", " "), run.created_at),
-    )
 
 
 def _data(one: StoredRun) -> dict[str, Any]:

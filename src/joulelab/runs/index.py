@@ -183,15 +183,17 @@ STAGES: Mapping[str, Column] = _columns(
     ("tokens_per_s", NUMBER, "tokens_per_s", "tokens per second"),
 )
 
-# Further columns that `joulelab runs` prints as they are.
-LISTING, SUMMARY, STAGE_ROWS = "listing", "summary", "stage_rows"
+# Further columns, printed or shown as they are.
+LISTING, LIST_ROW, SUMMARY, STAGE_ROWS = "listing", "list_row", "summary", "stage_rows"
 
 
 def row_of(record: RunRecord) -> dict[str, Any]:
     """A run as one row of the index, including its stages."""
+    listing = json.dumps(_listing(record))
     return {
         **_fitting(RUNS, record),
-        LISTING: json.dumps(_listing(record)),
+        LISTING: listing,
+        LIST_ROW: CALCULATIONS.resolve("list-row")(listing),
         SUMMARY: json.dumps(flat_summary(record), indent=2),
         STAGE_ROWS: [_fitting(STAGES, stage) for stage in record.stages],
     }
@@ -320,7 +322,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
 
 
 INDEX = "index.sqlite"
-VERSION = 9
+VERSION = 10
 KEYS = FOLDER, STATE, OPEN_STATE = ("folder", "state", "open_state")
 _ROW = "row"
 """Everything else about a run: JSON, compressed, because 10,000 rows of it are 100 MB."""
@@ -340,7 +342,7 @@ class IndexReporter:
 def listed(store: Path, reporter: IndexReporter, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     """Some columns of every run, oldest first, from the up-to-date index; it is written back if it changed."""
     files = run_files(store)
-    known = _read(store, with_rows=not set(columns) <= {FOLDER, LISTING})
+    known = _read(store, with_rows=not set(columns) <= {*KEYS, LISTING, LIST_ROW})
     rows = {name: row for name, row in known.items() if name in files and _is_valid(store, name, files[name], row)}
     gone, missing = [name for name in known if name not in rows], [name for name in files if name not in rows]
     if missing:
@@ -359,7 +361,7 @@ def _read(store: Path, with_rows: bool) -> dict[str, dict[str, Any]]:
 
     A list of runs does without the compressed rows.
     """
-    names = [*KEYS, LISTING, *([_ROW] if with_rows else [])]
+    names = [*KEYS, LISTING, LIST_ROW, *([_ROW] if with_rows else [])]
     place, query = quote(str((store / INDEX).absolute())), f"select {', '.join(names)} from runs"
     try:
         # immutable: the file is replaced and never changed, so it is read without a lock
@@ -377,7 +379,7 @@ def _write(store: Path, gone: Sequence[str], read: Mapping[str, Mapping[str, Any
     # A random name and not the pid: processes on two nodes that share the store may have the same
     # pid.
     temporary = store / f".{INDEX}.{secrets.token_hex(6)}.tmp"
-    names = [*KEYS, LISTING, _ROW]
+    names = [*KEYS, LISTING, LIST_ROW, _ROW]
     try:
         if keep:
             shutil.copyfile(store / INDEX, temporary)

@@ -16,11 +16,9 @@ from typing import Any
 
 from joulelab.cluster.watch import LiveRun, RunWatcher, energy_text_of
 from joulelab.errors import JoulelabError
-from joulelab.report.store_page import LIST_TITLES, StoredRun, list_cells, stored_run_of
-from joulelab.report.tables.grid import Cell
-from joulelab.report.wording import NOTHING
+from joulelab.report.tables.run_list import LIST_TITLES, row_text
 from joulelab.runs.groups import load_group
-from joulelab.runs.index import FOLDER, LISTING, IndexReporter, file_state, listed, read_row
+from joulelab.runs.index import FOLDER, LIST_ROW, OPEN_STATE, STATE, IndexReporter, file_state, listed, read_row
 from joulelab.runs.paths import GROUPS_FOLDER
 from joulelab.runs.store import group_folders, run_files
 from joulelab.units import power_text
@@ -37,15 +35,14 @@ _STATUS = LIST_TITLES.split("|").index("Status")
 class StoreView:
     def __init__(self, store: Path) -> None:
         self.store = store
-        self.problems: list[str] = []
         self._lock = threading.Lock()
         self._version = 0
         self._due_s = 0.0
         self._states: dict[str, str] = {}
         self._rows: dict[str, tuple[int, str]] = {}
         """Folder -> number of the refresh that changed the row, and the row as JSON."""
-        self._stored: dict[str, StoredRun] = {}
-        self._running: dict[str, RunWatcher] = {}
+        self._running: dict[str, tuple[RunWatcher, dict[str, Any]]] = {}
+        """With the row as it is in the index."""
         self._gone: list[tuple[int, str]] = []
         self._groups: tuple[int, str] = (0, "[]")
         self._groups_read: list[str] = []
@@ -63,28 +60,22 @@ class StoreView:
             groups = self._groups[1] if self._groups[0] > since else "null"
             return f'{{"version":{self._version},"rows":[{rows}],"gone":{json.dumps(gone)},"groups":{groups}}}'
 
-    def runs(self) -> list[StoredRun]:
-        """All runs, oldest first."""
-        with self._lock:
-            return sorted(self._stored.values(), key=lambda one: one.run.created_at)
-
     def _refresh(self) -> None:
         self._version += 1
-        self.problems = []
-        reporter = IndexReporter(self.problems.append)
-        files = run_files(self.store)
-        states = {name: file_state(file) for name, file in files.items()}
+        reporter = IndexReporter(lambda text: None)  # `joulelab runs` names what is unreadable
         if self._version == 1:
-            for folder, listing in listed(self.store, reporter, [FOLDER, LISTING]):
-                self._take(folder, listing)
+            for folder, state, open_state, row in listed(self.store, reporter, [FOLDER, STATE, OPEN_STATE, LIST_ROW]):
+                self._states[folder] = state
+                self._take(folder, open_state, row)
         else:
+            states = {name: file_state(file) for name, file in run_files(self.store).items()}
             for name in [name for name, state in states.items() if self._states.get(name) != state]:
                 self._read(name, reporter)
-        self._states = states
-        for name in [name for name in self._rows if name not in files]:
-            del self._rows[name], self._stored[name]
-            self._running.pop(name, None)
-            self._gone = [*self._gone[-_MOST_GONE:], (self._version, name)]
+            for name in [name for name in self._rows if name not in states]:
+                del self._rows[name]
+                self._running.pop(name, None)
+                self._gone = [*self._gone[-_MOST_GONE:], (self._version, name)]
+            self._states = states
         for name in list(self._running):
             self._poll(name, reporter)
         self._read_groups()
@@ -93,28 +84,30 @@ class StoreView:
         with suppress(OSError):  # removed meanwhile
             row = read_row(self.store, name, (self.store / name / "run.json").stat(), reporter)
             if row is not None:
-                self._take(name, row[LISTING])
+                self._take(name, row[OPEN_STATE], row[LIST_ROW])
 
-    def _take(self, folder: str, listing: str) -> None:
-        stored = self._stored[folder] = stored_run_of(listing)
-        if stored.run.status == "running":
-            self._running.setdefault(folder, RunWatcher(self.store / folder))
+    def _take(self, folder: str, open_state: str | None, row: str) -> None:
+        # only the record of a run that was never closed has an open state
+        if open_state is not None and (data := json.loads(row))["status"] == "running":
+            watcher, _ = self._running.get(folder) or (RunWatcher(self.store / folder), None)
+            self._running[folder] = (watcher, data)
         else:
             self._running.pop(folder, None)
-        self._put(folder, row_data(folder, stored))
+        self._put(folder, row)
 
     def _poll(self, name: str, reporter: IndexReporter) -> None:
+        watcher, row = self._running[name]
         try:
-            live = self._running[name].poll()
+            live = watcher.poll()
         except (JoulelabError, OSError, ValueError):
             return
         if live.status == "running":
-            self._put(name, row_data(name, self._stored[name], live))
+            self._put(name, row_text(live_row(row, live)))
         else:
             self._read(name, reporter)
 
-    def _put(self, folder: str, data: dict[str, Any]) -> None:
-        row = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    def _put(self, folder: str, row: str) -> None:
+        row = f'{{"id":{json.dumps(folder)},{row[1:]}'
         if folder not in self._rows or self._rows[folder][1] != row:
             self._rows[folder] = (self._version, row)
 
@@ -135,19 +128,10 @@ class StoreView:
             self._groups = (self._version, text)
 
 
-def row_data(folder: str, stored: StoredRun, live: LiveRun | None = None) -> dict[str, Any]:
-    """A row of the table: its texts, and the values that it is sorted by."""
-    run = stored.run
-    cells: list[Cell] = [*list_cells(stored), Cell(", ".join(run.tags) or NOTHING, ", ".join(run.tags))]
-    if live is not None:
-        now = ", ".join(filter(None, [live.stage, "" if live.power_w is None else power_text(live.power_w)]))
-        cells[_ENERGY] = Cell(energy_text_of(live), live.energy_j)
-        cells[_STATUS] = Cell(f"running: {now}" if now else "running", "running")
-    return {
-        "id": folder,
-        "cells": [str(cell) for cell in cells],
-        "values": [cell.value for cell in cells],
-        "status": "running" if live else run.status,
-        "group": run.group,
-        "tags": run.tags,
-    }
+def live_row(row: dict[str, Any], live: LiveRun) -> dict[str, Any]:
+    """The row of a running run with its latest readings."""
+    now = ", ".join(filter(None, [live.stage, "" if live.power_w is None else power_text(live.power_w)]))
+    cells, values = list(row["cells"]), list(row["values"])
+    cells[_ENERGY], values[_ENERGY] = energy_text_of(live), live.energy_j
+    cells[_STATUS] = f"running: {now}" if now else "running"
+    return {**row, "cells": cells, "values": values}

@@ -39,7 +39,8 @@ from joulelab.report.page import (
     template_environment,
 )
 from joulelab.report.page import figure_data as spec_of
-from joulelab.report.store_page import trend_figure
+from joulelab.report.store_page import stored_runs, trend_figure
+from joulelab.runs.index import IndexReporter
 from joulelab.runs.paths import GROUPS_FOLDER
 from joulelab.runs.record import RunRecord
 from joulelab.runs.store import load_record
@@ -112,7 +113,7 @@ class Server:
 
     async def _trend(self, request: Request) -> Response:
         def figure() -> dict[str, Any] | None:
-            found = trend_figure(self._view.runs())
+            found = trend_figure(stored_runs(self.store, IndexReporter(lambda text: None)))
             return None if found is None else {**spec_of(found), "caption": found.caption}
 
         return JSONResponse(await run_in_threadpool(figure))

@@ -28,7 +28,9 @@ const groupHead = '<tr><th scope="col" class="choose"></th>' + GROUP_TITLES.map(
 function groupRows() {
   const members = new Map();
   runs.forEach((row) => {
-    if (row.group) members.set(row.group, [...(members.get(row.group) || []), row]);
+    if (!row.group) return;
+    if (!members.has(row.group)) members.set(row.group, []);
+    members.get(row.group).push(row);
   });
   return groups.map((group) => {
     const own = members.get(group.id) || [];
