@@ -1,6 +1,7 @@
 """Live state of runs and jobs."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from made_hosts import made_run, write_lines
@@ -14,7 +15,8 @@ from joulelab.cluster.jobs import (
     write_jobs,
 )
 from joulelab.cluster.slurm import JobState
-from joulelab.cluster.watch import UNKNOWN, RunWatcher, Watcher, read_speed
+from joulelab.cluster.watch import UNKNOWN, LiveRun, RunWatcher, WatchedJobs, Watcher, read_speed, watch_grids
+from joulelab.report.tables.grid import render_text, to_rich
 from joulelab.runs.attempt import create_run
 from joulelab.runs.lock import holding
 from joulelab.runs.spec import RunSpec
@@ -99,3 +101,34 @@ def test_a_run_of_an_array_is_over_while_other_tasks_run(tmp_path, monkeypatch):
     assert ([job.job_id for job in second.jobs], second.over) == (["41_1"], True)
     whole = Watcher(tmp_path, runs[0].name).poll()
     assert (len(whole.jobs), whole.over) == (2, False)
+
+
+RUNNING = LiveRun(
+    run_id="compare-tiny-20261117T130242Z-4e66", label="KD", status="running", stage="student.train", energy_j=2.13,
+    power_w=0.372, estimated=True, tokens_per_s=9359.0, fraction=0.87, loss=0.2443, left_s=61.0, left_j=389.0,
+    left_co2e_g=(0.02, 0.03), j_per_token=3.97e-5, contention="other processes used 1.9 of 2 CPU cores",
+)  # fmt: skip
+
+
+def at_80_columns(*runs):
+    (grid,) = watch_grids(WatchedJobs("compare-tiny", runs))
+    return render_text(to_rich(grid), width=80)
+
+
+def test_one_running_run_is_a_list_of_all_its_readings():
+    text = at_80_columns(RUNNING)
+    for line in (
+        "stage               student.train",
+        "energy so far       2.13 J, estimated",
+        "per token           39.7 µJ at 9359 tokens per second",
+        "left in this stage  1 min 01 s, 389 J, 20.0 to 30.0 mgCO2e (87 % done)",
+        "CPU contention      other processes used 1.9 of 2 CPU cores",
+    ):
+        assert line in text, text
+
+
+def test_several_runs_fit_80_columns_without_breaking_a_word():
+    text = at_80_columns(RUNNING, replace(RUNNING, run_id="compare-tiny-20261117T130242Z-9f02", status="queued"))
+    words = text.split()
+    for word in ("student.train", "0.2443", "estimated", "87", "queued"):
+        assert word in words, text

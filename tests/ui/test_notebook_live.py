@@ -43,6 +43,7 @@ def test_a_measured_block_is_drawn_while_it_runs_and_ends_with_its_result(shell,
     assert all("<b>block" not in html for html in shown) and "&lt;b&gt;block" in middle
     assert figure_text(m.record.best_energy) in shown[-1] and "run directory" in shown[-1]
     view.stop()
+    assert shell.display_formatter.format(view) == ({}, {}), "as the last line of a cell it is not displayed again"
 
 
 def test_a_terminal_is_referred_to_watch(shell):

@@ -55,6 +55,9 @@ def tiles(page):
 def test_a_running_experiment_is_followed_to_its_end_and_shows_what_show_prints(visit, server, store, experiment):
     page, run_id = visit.page, experiment(12).run_id
     page.wait_for_selector(f"tr[data-id='{run_id}'] .status.running")  # the table finds it without being loaded again
+    finished, running = page.query_selector("tr[data-id^='made-']"), page.query_selector(f"tr[data-id='{run_id}']")
+    page.wait_for_function("row => !row.isConnected", arg=running)
+    assert finished.evaluate("row => row.isConnected"), "an update of one row replaces no other, so no click is lost"
     page.click(f"tr[data-id='{run_id}'] a")
     page.wait_for_selector("#live-power svg .mark-line path")
     page.wait_for_selector("#live-loss svg")

@@ -24,13 +24,13 @@ from joulelab.meter.monitor.tally import LiveTraces
 from joulelab.meter.sensors.cpu import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
 from joulelab.meter.trace import NewLines
 from joulelab.report.tables.grid import Grid, make_grid, without_empty_columns
-from joulelab.report.wording import NOTHING, rate
+from joulelab.report.wording import NOTHING, grams, rate
 from joulelab.runs.groups import load_group
 from joulelab.runs.lock import is_held
 from joulelab.runs.paths import RunPaths, read_json
 from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord
 from joulelab.runs.store import find_folder
-from joulelab.units import duration_text, energy_text, percent_text, plural, power_text
+from joulelab.units import duration_text, energy_text, percent_text, plural, power_text, with_prefix
 
 # Speed is averaged over the last metric lines: enough to be steady, few enough to show a change.
 SPEED_LINES = 20
@@ -457,13 +457,43 @@ def watch_grids(watched: WatchedJobs) -> tuple[Grid, ...]:
 
 
 def _runs_grid(watched: WatchedJobs) -> Grid:
-    titles = "Run|Status!|Stage|Loss>|Now>|So far>|tokens\nper s>|Done>|Time\nleft>|Energy\nleft>"
     estimated = any(run.estimated for run in watched.runs)
     scale = f"±{relative_text(KNOWN_MODEL_GAIN_ERROR_REL)} to ±{relative_text(FAMILY_GAIN_ERROR_REL)}"
     note = f"Estimated from CPU time ({scale}); not measured by a sensor." if estimated else ""
     reasons = [f"{run.run_id}: {run.why}" for run in watched.runs if run.why]
-    grid = make_grid(watched.name, titles, [_cells(run) for run in watched.runs], "\n".join([*reasons, note]).strip())
-    return without_empty_columns(grid)
+    notes = "\n".join([*reasons, note]).strip()
+    if len(watched.runs) == 1 and watched.runs[0].status == "running":
+        return make_grid(watched.name, "Reading|Now", live_rows(watched.runs[0]), notes)
+    rows = [_cells(run) for run in watched.runs]
+    return without_empty_columns(make_grid(watched.name, "Run|Status|Loss>|Power>|So far>|Done>|Left>", rows, notes))
+
+
+def live_rows(run: LiveRun) -> list[tuple[str, str]]:
+    """Titles and texts of everything that is known about a running run."""
+    rows = [("run", f"{run.label}: {run.status}"), ("stage", run.stage), ("energy so far", energy_text_of(run))]
+    if run.power_w is not None:
+        parts = f" ({text})" if (text := components_text(run)) else ""
+        rows.append(("power", power_text(run.power_w) + parts))
+    for item, per_s, each in (
+        ("token", run.tokens_per_s, run.j_per_token),
+        ("sample", run.samples_per_s, run.j_per_sample),
+    ):
+        if per_s and each is not None:
+            rows.append((f"per {item}", f"{with_prefix(each, 'J')} at {rate(per_s, '')} {item}s per second"))
+            break
+    if run.loss is not None:
+        rows.append(("loss", f"{run.loss:.4f}"))
+    if run.left_s is not None:
+        left = [duration_text(run.left_s), energy_text(run.left_j) if run.left_j is not None else ""]
+        left.append(grams(*run.left_co2e_g) if run.left_co2e_g is not None else "")
+        done = f" ({percent_text(run.fraction, 0)} done)" if run.fraction is not None else ""
+        rows.append(("left in this stage", ", ".join(filter(None, left)) + done))
+    if run.contention:
+        rows.append(("CPU contention", run.contention))
+    throttled = sorted({f"{one.title}: {reason}" for one in run.devices for reason in one.throttling})
+    if throttled:
+        rows.append(("throttling", ", ".join(throttled)))
+    return rows
 
 
 def components_text(run: LiveRun) -> str:
@@ -480,15 +510,13 @@ def energy_text_of(run: LiveRun) -> str:
 
 
 def _cells(run: LiveRun) -> tuple[str, ...]:
+    """A running run shows its stage as its status, so that a terminal of 80 columns folds little."""
     return (
         run.run_id,
-        run.status,
-        run.stage or NOTHING,
+        (run.stage or run.status) if run.status == "running" else run.status,
         NOTHING if run.loss is None else f"{run.loss:.4f}",
         NOTHING if run.power_w is None else power_text(run.power_w),
         energy_text_of(run),
-        rate(run.tokens_per_s or run.samples_per_s, "") if run.tokens_per_s or run.samples_per_s else NOTHING,
         percent_text(run.fraction, 0) if run.fraction is not None else NOTHING,
         NOTHING if run.left_s is None else duration_text(run.left_s),
-        NOTHING if run.left_j is None else energy_text(run.left_j),
     )

@@ -17,11 +17,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from joulelab.cluster.watch import LiveRun, RunWatcher, components_text, energy_text_of
+from joulelab.cluster.watch import RunWatcher, live_rows
 from joulelab.errors import DependencyMissing, JoulelabError, UsageError
 from joulelab.runs.lock import is_held, newest_lease
 from joulelab.runs.store import find_folder, load_record, run_folders, store_root
-from joulelab.units import duration_text, energy_text, percent_text, power_text, with_prefix
+from joulelab.units import duration_text, power_text
 
 WIDTH, HEIGHT = 640, 160
 _MOST_POINTS = 600
@@ -74,6 +74,9 @@ class LiveView:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
+    def _ipython_display_(self) -> None:
+        """Nothing: `live()` has displayed it, and as the last line of a cell it would be displayed again."""
+
     def start(self, show: Any) -> None:
         self._thread = threading.Thread(target=self._follow, args=(show,), daemon=True, name="joulelab-live")
         self._thread.start()
@@ -117,32 +120,6 @@ class LiveView:
             for title, text in live_rows(now)
         )
         return f"<div><table>{rows}</table>{power_svg(self._points)}</div>"
-
-
-def live_rows(now: LiveRun) -> list[tuple[str, str]]:
-    rows = [("run", f"{now.label}: {now.status}"), ("stage", now.stage), ("energy so far", energy_text_of(now))]
-    if now.power_w is not None:
-        parts = f" ({text})" if (text := components_text(now)) else ""
-        rows.append(("power", power_text(now.power_w) + parts))
-    for item, per_s, each in (
-        ("token", now.tokens_per_s, now.j_per_token),
-        ("sample", now.samples_per_s, now.j_per_sample),
-    ):
-        if per_s and each is not None:
-            rows.append((f"per {item}", f"{with_prefix(each, 'J')} at {per_s:.3g} {item}s per second"))
-            break
-    if now.loss is not None:
-        rows.append(("loss", f"{now.loss:.4f}"))
-    if now.left_s is not None:
-        energy = f", {energy_text(now.left_j)}" if now.left_j is not None else ""
-        done = f" ({percent_text(now.fraction, 0)} done)" if now.fraction is not None else ""
-        rows.append(("left in this stage", f"{duration_text(now.left_s)}{energy}{done}"))
-    if now.contention:
-        rows.append(("CPU contention", now.contention))
-    throttled = sorted({f"{one.title}: {reason}" for one in now.devices for reason in one.throttling})
-    if throttled:
-        rows.append(("throttling", ", ".join(throttled)))
-    return rows
 
 
 def power_svg(points: list[tuple[float, float, str]]) -> str:

@@ -127,6 +127,13 @@ function line(row, place) {
   return made;
 }
 
+// An unchanged row stays the same element: an update between press and release of a mouse button loses no click.
+function lineOnce(row, place) {
+  const key = [place, place === focused, chosen.has(row.id)].join();
+  if (row.key !== key) Object.assign(row, { key, line: line(row, place) });
+  return row.line;
+}
+
 function spacer(count) {
   const made = document.createElement("tr");
   made.setAttribute("aria-hidden", "true");
@@ -142,8 +149,12 @@ function draw() {
   const first = Math.max(0, Math.floor(scroll.scrollTop / ROW_PX) - MARGIN);
   const last = Math.min(shown.length, first + Math.ceil(scroll.clientHeight / ROW_PX) + 2 * MARGIN);
   const hadFocus = body.contains(document.activeElement) && document.activeElement.tagName === "TR";
-  const lines = shown.slice(first, last).map((row, rest) => line(row, first + rest));
-  body.replaceChildren(spacer(first), ...lines, spacer(shown.length - last));
+  const lines = shown.slice(first, last).map((row, rest) => lineOnce(row, first + rest));
+  const next = [spacer(first), ...lines, spacer(shown.length - last)];
+  if (body.dataset.first === String(first) && body.children.length === next.length) {
+    next.forEach((made, place) => { if (body.children[place] !== made) body.children[place].replaceWith(made); });
+  } else body.replaceChildren(...next);
+  body.dataset.first = String(first);
   if (hadFocus && focused >= first && focused < last) lines[focused - first].focus({ preventScroll: true });
   byId("compare").disabled = chosen.size === 0 || chosen.size > MOST_COMPARED;
   byId("clear").disabled = chosen.size === 0;
