@@ -113,6 +113,7 @@ def test_judge_engine_and_evaluator_of_an_installed_package_are_used(site, tmp_p
     common = f"data.source={chats} teacher.model={teacher} data.tokenizer=null student.size=nano data.held_out=8"
     common += " quality.answers=null data.max_tokens=32 data.row_length=64 generation.prompts=10 generation.answer.n=2"
     common += " budget.tokens=400 generation.answer.max_new_tokens=12 generation.engine=example-echo"
+    common += " preferences.candidates_from=teacher"
     made, unknown = invoke(
         site, tmp_path,
         [

@@ -50,6 +50,17 @@ class TestCodeCarbon:
         assert total(record).half_width_j is None
         assert any("9 rows of run 40f1 are tasks" in note and "added" in note for note in data["notes"])
 
+    def test_a_number_is_part_of_a_task_s_name_unless_it_is_set_off(self, tmp_path, imported):
+        rows = [
+            f"{task},2026-04-07T13:18:30,p,40f1,1,0,10,0,0,0,0,0,{kwh},Canada"
+            for task, kwh in (("t0", 1e-6), ("t1", 2e-6), ("step_1", 3e-6), ("step_2", 4e-6), ("t1", "nan"))
+        ]
+        (record,), data = imported(write(tmp_path / "tasks.csv", CODECARBON, *rows))
+        assert {stage.name: stage.best.energy_j for stage in record.stages} == pytest.approx(
+            {"codecarbon.t0": 3.6, "codecarbon.t1": 7.2, "codecarbon.step": 25.2}
+        )
+        assert any("1 row left out: energy_consumed" in note for note in data["notes"])
+
     def test_cumulative_rows_of_a_run_count_once(self, tmp_path, imported):
         header = CODECARBON.removeprefix("task_name,")
         rows = [f"2026-04-07T13:1{k}:00,p,ab,{60 * k},{k}e-5,100,100,10,0,0,0,{k}e-3,Canada" for k in (1, 2, 3)]

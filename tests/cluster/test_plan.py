@@ -59,7 +59,9 @@ def test_work_that_several_runs_need_is_split_once_and_different_work_one_after_
     specs = [check(merge(read_experiment(name), {"seed": seed})) for seed in (0, 1) for name in ("sft-tiny", "kd-tiny")]
     (shares,) = shard_specs(specs, 4)
     assert [(spec.name, spec.shard, spec.until) for spec in shares][1] == ("kd-tiny-teacher-1-of-4", "1/4", "teacher")
-    works = shard_specs([*specs, *(check(read_experiment(name)) for name in ("synthetic-tiny", "dpo-tiny"))], 2)
+    from_teacher = {"preferences": {"candidates_from": "teacher"}}
+    others = [check(read_experiment("synthetic-tiny")), check(merge(read_experiment("dpo-tiny"), from_teacher))]
+    works = shard_specs([*specs, *others], 2)
     assert [work[0].pipeline for work in works] == ["kd", "synthetic", "dpo"]
     shared = [[STORE / spec.name for spec in work] for work in works]
     jobs = plan(MEMBERS, usual_steps(specs, shards=2), report_on=GROUP, shards=shared)

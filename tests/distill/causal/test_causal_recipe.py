@@ -118,6 +118,10 @@ def test_methods_that_start_from_an_sft_student_report_its_loss_too(finished):
     assert len({start.value for start in starts.values() if start}) == 1, "they share one SFT student"
     assert starts["self"].value < finished["self"][0].results["data.unigram_loss"].value
     assert starts["self"].value != finished["self"][0].results["student.clm_loss"].value
+    agreed = {name: record.results.get("student.start.agreement") for name, (record, _) in finished.items()}
+    assert {name for name, start in agreed.items() if start} == {"dpo", "on-policy"}, "self evaluates no other teacher"
+    assert agreed["dpo"].value == agreed["on-policy"].value
+    assert agreed["on-policy"].value < finished["on-policy"][0].results["student.agreement"].value
 
 
 def test_completions_of_held_out_prompts_are_not_trained_on_and_measure_the_student(finished):

@@ -303,16 +303,23 @@ def trained_counts(store: DocumentStore, vocabulary: int) -> NDArray[np.int64]:
     return counts_V
 
 
-def report_start(context: CausalContext, data: Artifact, start: StartingStudent, own: Evaluation) -> None:
-    """The held-out loss of the student that training started from: whether the method itself has improved it."""
-    before = _loss_in_stage(
+def report_start(
+    context: CausalContext, data: Artifact, start: StartingStudent, own: Evaluation, teacher: Evaluation | None
+) -> None:
+    """Loss and agreement of the student that training started from: whether the method itself has improved them."""
+    before = _held_out_in_stage(
         context, "start", data, lambda: load_student(start.source).to(context.device), [start.bill, data.bill]
     )
-    context.runner.report("student.start.clm_loss", before, lower_is_better=True)
-    context.run.progress.write(
-        f"student: {own.held_out.loss - before:+.3f} nats per held-out token since the student that it started from "
-        f"({before:.3f})"
+    context.runner.report("student.start.clm_loss", before.loss, lower_is_better=True)
+    text = (
+        f"student: {own.held_out.loss - before.loss:+.3f} nats per held-out token since the student that it started "
+        f"from ({before.loss:.3f})"
     )
+    if teacher is not None and own.bits_per_byte is None:
+        agreement = before.agreement(teacher.held_out)
+        context.runner.report("student.start.agreement", agreement)
+        text += f", which agreed with the teacher at {100 * agreement:.1f} % of positions"
+    context.run.progress.write(text)
 
 
 def report_completions(
@@ -322,7 +329,7 @@ def report_completions(
     also where the teacher's texts differ from the data."""
     if not (completions.folder / TEST).is_dir():
         return
-    loss = _loss_in_stage(context, "completions", completions, load, [student, completions.bill])
+    loss = _held_out_in_stage(context, "completions", completions, load, [student, completions.bill]).loss
     unigram = unigram_baseline(context, completions, "synthetic.unigram_loss")
     context.runner.report("student.completions.clm_loss", loss, lower_is_better=True)
     context.run.progress.write(
@@ -330,10 +337,10 @@ def report_completions(
     )
 
 
-def _loss_in_stage(
+def _held_out_in_stage(
     context: CausalContext, name: str, texts: Artifact, load: Callable[[], nn.Module], parents: list[Bill]
-) -> float:
-    """Held-out loss on the test documents of `texts`, in the stage student.NAME-evaluate."""
+) -> HeldOutPredictions:
+    """Predictions on the test documents of `texts`, in the stage student.NAME-evaluate."""
     precision = context.spec.training.precision
 
     def work(folder: Path, stage: Stage) -> None:
@@ -346,7 +353,7 @@ def _loss_in_stage(
         f"{name}-quality", StageSpec(f"student.{name}-evaluate", "student", "evaluate"), work, kind="quality",
         inputs={"rows": context.spec.data.row_length, "precision": precision}, parents=parents, reuse=False,
     )  # fmt: skip
-    return HeldOutPredictions.load(made.folder).loss
+    return HeldOutPredictions.load(made.folder)
 
 
 def report_quality(

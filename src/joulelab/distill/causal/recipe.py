@@ -164,7 +164,7 @@ class CausalRecipe:
         unigram = unigram_baseline(self.context, data)
         report_quality(self.runner.run, "student", own, reference, unigram=unigram)
         if self.spec.pipeline in STARTS_FROM_SFT:
-            report_start(self.context, data, self.starting_student(data), own)
+            report_start(self.context, data, self.starting_student(data), own, reference)
         warn_if_guessing(self.context, own, data)
 
     # the teacher

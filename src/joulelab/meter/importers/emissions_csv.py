@@ -25,7 +25,7 @@ _POWERS = ("cpu_power", "gpu_power", "ram_power")
 # With tasks CodeCarbon writes the duration of the last task next to the energy of the whole run: energy over duration
 # is then many times the power that the same row states.
 _IMPOSSIBLE_FACTOR = 5.0
-_NUMBERED = re.compile(r"[\s_#-]*\d+$")
+_NUMBERED = re.compile(r"[\s_#-]+\d+$")  # `step_7`, `Forward pass #7`; but `phase1` and `phase2` are two names
 
 
 def energies_j(value_of: Callable[[str], float | None]) -> dict[str, float | None]:
@@ -82,7 +82,8 @@ def looks_like(lines: Sequence[str]) -> bool:
 
 
 def read(lines: Sequence[str], zone: str | None) -> CodeCarbonLog:
-    rows = [row for row in csv.DictReader(lines) if amount(row.get("energy_consumed")) is not None]
+    table = list(csv.DictReader(lines))
+    rows = [row for row in table if amount(row.get("energy_consumed")) is not None]
     stamps = stamp_reader(zone)
     for row in rows:
         stamps.seconds(row.get("timestamp"), None)
@@ -90,6 +91,9 @@ def read(lines: Sequence[str], zone: str | None) -> CodeCarbonLog:
     for position, row in enumerate(rows, start=1):
         by_run.setdefault(row.get("run_id") or f"row {position}", []).append(row)
     notes = ["energies are CodeCarbon's own figures: RAM is a constant, and CPU may be modeled"]
+    if len(rows) < len(table):
+        left_out = plural(len(table) - len(rows), "row")
+        notes.append(f"{left_out} left out: energy_consumed is not a number from 0 on")
     runs: list[CodeCarbonRun] = []
     for run_id, own in by_run.items():
         found, how = _run_of(run_id, own)
