@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 LIMIT_MIB = 2_000
+PARTS = ("prepare", "read", "texts")
 READ = """
 import sys
 from pathlib import Path
@@ -64,19 +65,17 @@ def main() -> None:
         folder = Path(place)
         rows = write_look_alike(folder / "amazon", options.rows)
         prepared = folder / "tokens"
-        found = [
-            measured(
-                "prepare", rows,
-                [sys.executable, "-m", "joulelab", "prepare", "reviews", str(folder / "amazon"),
-                 "--tokenizer", options.tokenizer, "--max-length", str(options.max_length),
-                 "--save-format", options.save_format, "--out-dir", str(prepared), "--runs-dir", str(folder / "runs")],
-            )
-        ]  # fmt: skip
+        commands = {
+            "prepare": [
+                sys.executable, "-m", "joulelab", "prepare", "reviews", str(folder / "amazon"),
+                "--tokenizer", options.tokenizer, "--max-length", str(options.max_length),
+                "--save-format", options.save_format, "--out-dir", str(prepared), "--runs-dir", str(folder / "runs"),
+            ]
+        }  # fmt: skip
         for what, source in (("read", prepared), ("texts", folder / "amazon")):
-            if what == "read" and options.save_format == "pt":
-                continue
             program = [sys.executable, "-c", READ, str(source), str(folder / what)]
-            found.append(measured(what, rows, [*program, options.tokenizer, str(options.max_length)]))
+            commands[what] = [*program, options.tokenizer, str(options.max_length)]
+        found = [measured(what, rows, command) for what, command in commands.items() if what in options.parts]
         report(found, options)
 
 
@@ -86,8 +85,16 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--tokenizer", default="sample:minilm")
     parser.add_argument("--max-length", type=int, default=256)
     parser.add_argument("--save-format", default="hf", choices=("hf", "parquet", "jsonl", "pt"))
+    parser.add_argument(
+        "--parts", nargs="+", default=PARTS, choices=PARTS, help="which to run; `read` needs what `prepare` writes"
+    )
     parser.add_argument("--folder", help="where the temporary files are written")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if "read" in options.parts and "prepare" not in options.parts:
+        parser.error("the part read needs prepare")
+    if options.save_format == "pt":  # which `joulelab run` does not read
+        options.parts = [part for part in options.parts if part != "read"]
+    return options
 
 
 def write_look_alike(folder: Path, rows: int) -> int:
