@@ -312,13 +312,22 @@ def test_a_closed_terminal_requests_a_stop_like_sigterm_and_ctrl_c(signum):
     assert ended.value.exit_code == 128 + signum
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_only_a_second_ctrl_c_interrupts_because_launchers_repeat_other_signals_late(monkeypatch, signum):
-    monkeypatch.setattr(context, "ECHO_S", 0.0)
+@pytest.mark.parametrize(
+    ("signum", "after_s", "interrupts"),
+    [
+        (signal.SIGINT, 0.5, False),
+        (signal.SIGINT, 2, True),
+        (signal.SIGTERM, 20, False),  # a launcher's copy
+        (signal.SIGTERM, 31, True),
+        (signal.SIGUSR1, 3600, False),  # `run_ranks` repeats it until the ranks have ended
+    ],
+)
+def test_a_signal_that_comes_again_later_is_a_second_request(monkeypatch, signum, after_s, interrupts):
     with StopRequest(context.JOB_SIGNALS) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.01)
-        with pytest.raises(EndedBySignal) if signum == signal.SIGINT else nullcontext():
+        later_s = time.monotonic() + after_s
+        monkeypatch.setattr(context.time, "monotonic", lambda: later_s)
+        with pytest.raises(EndedBySignal) if interrupts else nullcontext():
             os.kill(os.getpid(), signum)
         assert stop.signum == signal.SIGTERM
 

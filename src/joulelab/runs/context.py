@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -82,14 +83,14 @@ class Trackers(Protocol):
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Schedulers announce the time limit by SIGTERM or SIGUSR1.
 JOB_SIGNALS = (*SIGNALS, signal.SIGUSR1)
-# The same Ctrl-C can arrive twice: from the terminal and forwarded by a launcher.
-ECHO_S = 1.0
+# A repetition after this time is a second request; before, it is the first one, forwarded by a launcher. A scheduler
+# signals every process of a job, and on a busy node the last copy of its SIGTERM arrives many seconds later.
+SECOND_REQUEST_S = {signal.SIGINT: 1.0, signal.SIGTERM: 30.0}
 
 
 class StopRequest:
     """Turns signals into a request: the first one makes `check()` raise at the next safe point, where the work can be
-    saved. Another Ctrl-C after `ECHO_S` ends the process immediately; other signals do not, because a scheduler signals
-    every process of a job and launchers forward that once more, on a busy node many seconds later."""
+    saved. A second request (see `SECOND_REQUEST_S`) ends the process immediately."""
 
     def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
         self.signum: int | None = None
@@ -117,7 +118,7 @@ class StopRequest:
             # Only a flag: a handler runs between two bytecodes of any function, and raising there
             # could interrupt a checkpoint or a lock half-way.
             self.signum, self._received_s = signum, now_s
-        elif signum == signal.SIGINT and not self._closing and now_s - self._received_s > ECHO_S:
+        elif not self._closing and now_s - self._received_s > SECOND_REQUEST_S.get(signal.Signals(signum), math.inf):
             raise EndedBySignal(signum)
 
     def ignore_repeats(self) -> None:
