@@ -71,7 +71,7 @@ _LOSSES = (
 CORE = {
     "stats/intervals.py": ("stats", "report/compare"),
     "stats/break_even.py": ("stats", "report/compare"),
-    "meter/curve.py": _METER,
+    "meter/curve.py": ("meter/test_curve.py", *_METER),
     "meter/integrate.py": _METER,
     "meter/series.py": _METER,
     "runs/artifacts.py": _RUNS,
@@ -305,6 +305,10 @@ class _InPlace:
         self._calls.pytest_collection_finish(session)
 
     def pytest_runtestloop(self, session):
+        loaded = sys.modules.get(_dotted(self._module))
+        if loaded is None or Path(loaded.__file__) != SOURCE / self._module:
+            print(f"{self._module}: its tests import {loaded}, not the file of this checkout", file=sys.stderr)
+            return True
         watched = in_child(lambda: self._watch(session), LONGEST_S)
         if not isinstance(watched, list):
             return True
@@ -448,6 +452,9 @@ def main():
     parser.add_argument("--sample", type=int, default=SAMPLE, help="Mutants per module; 0 tries all.")
     parser.add_argument("--seed", default="", help="Another sample.")
     parser.add_argument("--number", type=int, action="append", help="Only this mutant of the module.")
+    parser.add_argument(
+        "--tests", action="append", help="Only these files below tests/ instead of all of the module's."
+    )
     parser.add_argument("--survivors", action="store_true", help="Only the survivors in the file, again.")
     parser.add_argument("--state", type=Path, default=Path(".mutate.json"), help="File with finished mutants.")
     options = parser.parse_args()
@@ -458,6 +465,7 @@ def main():
     import pytest  # noqa: F401 (before the forks)
 
     for module in [module for module in CORE if not options.only or any(part in module for part in options.only)]:
+        CORE[module] = options.tests or CORE[module]
         known = state.setdefault(module, {})
         keys = keys_of(module)
         tried = sample(module, options.sample or 10**6, options.seed)

@@ -20,7 +20,7 @@ from joulelab.meter.importers.log_energy import (
     without_cooldown,
 )
 from joulelab.meter.importers.power_log import DeviceLog, Source
-from joulelab.meter.integrate import TwoPaths, both_paths, machine_energy, node_energy, peak_power_w
+from joulelab.meter.integrate import TwoPaths, both_paths, machine_energy, node_energy, peak_power_w, power_curve
 from joulelab.meter.integrate import device_energy as energy_of_series
 from joulelab.meter.marks import PhaseAggregate
 from joulelab.meter.series import SET_BACK, DeviceSeries, ReportedCell, load_trace
@@ -223,6 +223,33 @@ def series(**fields):
     plain = dict.fromkeys(("counter_ns", "counter_j", "power_ns", "power_w", "samples_ns", "samples_w"), none)
     plain |= {"device": "gpu:A", "component": "gpu", "name": "A", "counted": True, "refresh_s": 0.1}
     return DeviceSeries(**{**plain, "gain_error_rel": 0.05, **fields})
+
+
+def test_two_paths_are_compared_for_counted_devices_of_the_component_only():
+    both = {"counter_ns": stamps(0, 10), "counter_j": np.array([0.0, 1000.0]), "power_ns": stamps(0, 10)}
+    gpu, cpu, twin = (
+        series(component=component, counted=counted, power_w=np.array([110.0, 110.0]), **both)
+        for component, counted in (("gpu", True), ("cpu", True), ("gpu", False))
+    )
+    window = [(2 * 10**9, 4 * 10**9)]
+    found = both_paths(SimpleNamespace(devices=[gpu, cpu, twin]), "gpu", window)
+    assert found.counter.energy_j == pytest.approx(200, rel=0.01) and found.integrated.energy_j == pytest.approx(220)
+    assert both_paths(SimpleNamespace(devices=[cpu, twin]), "gpu", window) is None
+    assert both_paths(SimpleNamespace(devices=[gpu]), "gpu", []) is None
+
+
+def test_power_over_time_is_of_the_finest_readings_that_there_are_two_of():
+    counter = {"counter_ns": stamps(0, 2, 6), "counter_j": np.array([0.0, 100.0, 500.0])}
+    one = {"power_ns": stamps(1), "power_w": np.array([70.0])}
+    times, watts = power_curve(series(**counter, **one))
+    assert list(times) == list(stamps(1, 4)) and list(watts) == [50.0, 100.0]
+    two = {"power_ns": stamps(1, 2), "power_w": np.array([70.0, 80.0])}
+    assert list(power_curve(series(**counter, **two))[1]) == [70.0, 80.0]
+    samples = {"samples_ns": stamps(1, 1.02), "samples_w": np.array([5.0, 6.0])}
+    assert list(power_curve(series(**counter, **two, **samples))[1]) == [5.0, 6.0]
+    single = {"samples_ns": stamps(1), "samples_w": np.array([5.0])}
+    assert list(power_curve(series(**counter, **two, **single))[1]) == [70.0, 80.0]
+    assert len(power_curve(series())[0]) == 0
 
 
 def test_constants_of_the_machine_have_a_gain_error_and_no_random_one():

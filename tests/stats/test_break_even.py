@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from joulelab.stats import Estimate, break_even_students, break_even_tokens, fieller_interval
+from joulelab.stats.break_even import _quadratic, break_even
 
 EXACT = 1e-12
 
@@ -79,3 +80,18 @@ def test_nothing_spent_and_nothing_saved_with_one_repeat_is_inconclusive():
     """One run per method, the same teacher: it read `breaks even at once` next to a saving of -37.6 J."""
     found = break_even_students(Estimate(0.0, 0.0), Estimate(100.0, math.inf), Estimate(137.6, math.inf))
     assert (found.count, found.breaks_even) == (None, False)
+
+
+def test_a_covariance_of_the_two_lowers_the_middle_term():
+    """(6 - 3 r)^2 = 4 (1 - 2 x 0.2 r + 0.25 r^2)."""
+    assert _quadratic(Estimate(6.0, 1.0), Estimate(3.0, 0.5), 0.2, 2.0) == pytest.approx((8.0, 17.2, 32.0))
+
+
+def test_counts_below_1_and_savings_below_1_are_numbers_too():
+    small = break_even(Estimate(1.0, 0.01), Estimate(100.0, 0.1), "a student")
+    assert small.count == pytest.approx(0.01) and 0.009 < small.low < 0.01 < small.high < 0.011
+    less = break_even(Estimate(-10.0, 1.0), Estimate(0.5, 0.1), "a student")
+    assert (less.count, less.reason) == (0.0, "no extra energy was spent")
+    unclear = break_even(Estimate(-0.1, 1.0), Estimate(10.0, 0.1), "a student")
+    assert (unclear.count, unclear.low) == (0.0, 0.0) and 0.1 < unclear.high < 0.3
+    assert break_even(Estimate(-10.0, 1.0), Estimate(-5.0, 0.1), "a student").count is None

@@ -18,6 +18,7 @@ from joulelab.stats import (
     repeats_needed,
     widened_ratio,
 )
+from joulelab.stats.intervals import _density, t_cdf, t_quantile
 
 
 def coverage(interval_of, trials=1500, seed=5):
@@ -85,3 +86,41 @@ def test_the_number_of_repeats_follows_from_tables_of_students_t(difference, nee
     """By hand for difference 2 and deviation 1: 4 repeats need (3.182 + 0.978) / 2 = 2.08, 5 need
     (2.776 + 0.941) / sqrt(5) = 1.66; for difference 1: 9 need 1.07, 10 need 0.995; for 4: 2 need 9.96, 3 need 3.10."""
     assert repeats_for(difference, 1.0) == needed
+
+
+def test_the_density_of_t_is_cauchys_for_one_degree_and_known_for_two():
+    """1 / (pi (1 + t^2)), and (2 + t^2)^-1.5."""
+    for t in (0.0, 1.0, 2.5):
+        assert _density(t, 1) == pytest.approx(1 / (math.pi * (1 + t * t)))
+        assert _density(t, 2) == pytest.approx((2 + t * t) ** -1.5)
+        assert t_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi)
+        assert t_cdf(-t, 2) == pytest.approx(0.5 - t / (2 * math.sqrt(2 + t * t)))
+
+
+def test_welchs_interval_by_hand():
+    """Variances of the means 2/2 and 13/3; degrees (1 + 13/3)^2 / (1 / 1 + (13/3)^2 / 2)."""
+    found = difference_of_means([1.0, 3.0], [2.0, 4.0, 9.0])
+    degrees = (1 + 13 / 3) ** 2 / (1 + (13 / 3) ** 2 / 2)
+    half = t_quantile(0.975, degrees) * math.sqrt(1 + 13 / 3)
+    assert (found.value, found.low, found.high) == pytest.approx((-3.0, -3.0 - half, -3.0 + half))
+    two = difference_of_means([2.0, 4.0, 9.0], [1.0, 3.0])
+    assert (two.low, two.high) == pytest.approx((-found.high, -found.low))
+    for ours, theirs in ([1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0]):
+        assert not difference_of_means(ours, theirs).bounded
+
+
+def test_the_bootstrap_is_studentized_by_each_resample():
+    values = np.random.default_rng(3).exponential(size=22)
+    draws = np.random.default_rng(0).choice(values, size=(2000, 22))
+    mean, root = values.mean(), math.sqrt(22)
+    ratios = [(draw.mean() - mean) / (math.sqrt(((draw - draw.mean()) ** 2).sum() / 21) / root) for draw in draws]
+    error = math.sqrt(((values - mean) ** 2).sum() / 21) / root
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    found = mean_bootstrap(values.tolist())
+    assert (found.low, found.high) == pytest.approx((mean - high * error, mean - low * error))
+
+
+def test_a_mean_difference_of_1_needs_a_number_of_repeats_and_of_0_none():
+    assert repeats_needed([0.5, 1.5]) == repeats_for(1.0, math.sqrt(0.5))
+    assert repeats_needed([-1.0, 1.0]) is None
+    assert widened_ratio(Interval(2.0, 0.0, 3.0), 0.1) == Interval(2.0, 0.0, 3.0)
