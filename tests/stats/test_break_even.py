@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from joulelab.stats import Estimate, break_even_students, break_even_tokens, fieller_interval
-from joulelab.stats.break_even import _quadratic, break_even
+from joulelab.stats.break_even import _quadratic, _quantile, _upper_branch, break_even
+from joulelab.stats.intervals import Z95, t_quantile
 
 EXACT = 1e-12
 
@@ -95,3 +96,39 @@ def test_counts_below_1_and_savings_below_1_are_numbers_too():
     unclear = break_even(Estimate(-0.1, 1.0), Estimate(10.0, 0.1), "a student")
     assert (unclear.count, unclear.low) == (0.0, 0.0) and 0.1 < unclear.high < 0.3
     assert break_even(Estimate(-10.0, 1.0), Estimate(-5.0, 0.1), "a student").count is None
+
+
+def test_estimates_add_and_subtract_with_their_errors():
+    a, b = Estimate(5.0, 3.0, 4), Estimate(2.0, 4.0, 8)
+    assert (a + b) == Estimate(7.0, 5.0, pytest.approx(25**2 / (81 / 4 + 256 / 8)))
+    assert ((a - b).value, (a - b).standard_error, a.spread) == (3.0, 5.0, (9.0, 4))
+    assert Estimate.of_repeats([3.0]).degrees == (a + Estimate.of_repeats([3.0])).degrees == 1
+    assert Estimate.of_half_width(7.0, Z95).standard_error == pytest.approx(1.0)
+    assert Estimate(5.0, 2.0, 3).interval.high == pytest.approx(5 + 2 * 3.182446)
+
+
+def test_degrees_of_freedom_are_those_of_the_ratio_that_is_tested():
+    """At the ratio 3 the variances are 4 and 9 x 1."""
+    assert _quantile(Estimate(1.0, 2.0, 4), Estimate(1.0, 1.0, 5), 3.0) == t_quantile(0.975, 169 / (16 / 4 + 81 / 5))
+
+
+def test_an_unbounded_set_begins_at_the_larger_root():
+    """(10 - r)^2 = z^2 (1 + r^2): over a negative square of 1 - z^2 the larger root."""
+    square, cross, constant = 1 - Z95**2, 10.0, 100 - Z95**2
+    root = (cross - math.sqrt(cross**2 - square * constant)) / square
+    assert _upper_branch(Estimate(10.0, 1.0), Estimate(1.0, 1.0), 0.0) == pytest.approx(root)
+    assert _upper_branch(Estimate(10.0, math.inf), Estimate(1.0, 1.0), 0.0) == 0.0
+    assert _upper_branch(Estimate(10.0, 1.0), Estimate(1.0, math.inf), 0.0) == 0.0
+    assert _upper_branch(Estimate(0.1, 1.0), Estimate(1.0, 1.0), 0.0) == 0.0
+    assert fieller_interval(Estimate(0.1, 1.0), Estimate(1.0, 1.0)).low == 0.0
+    assert fieller_interval(Estimate(1.0, math.inf), Estimate(1.0, 0.1)).low == 0.0
+
+
+def test_a_break_even_that_is_not_significant_begins_at_0():
+    assert break_even(Estimate(0.1, 1.0), Estimate(1.0, 1.0), "a student").low == 0.0
+    assert break_even(Estimate(5.0, 1.0), Estimate(1.0, math.inf), "a student").low == 0.0
+    assert break_even(Estimate(0.5, 0.1), Estimate(0.0, 1.0), "a student").count is None
+    assert break_even(Estimate(0.0, 0.0), Estimate(0.0, 0.0), "a student").count == 0.0
+    assert break_even(Estimate(0.5, 0.01), Estimate(1.0, 0.01), "a student").count == pytest.approx(0.5)
+    zero = break_even(Estimate(0.0, 1.0), Estimate(10.0, 0.1), "a student")
+    assert (zero.count, zero.reason) == (0.0, "no extra energy was measurably spent")

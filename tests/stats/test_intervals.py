@@ -18,7 +18,7 @@ from joulelab.stats import (
     repeats_needed,
     widened_ratio,
 )
-from joulelab.stats.intervals import _density, t_cdf, t_quantile
+from joulelab.stats.intervals import Z95, _density, t_cdf, t_quantile, wilson
 
 
 def coverage(interval_of, trials=1500, seed=5):
@@ -106,7 +106,8 @@ def test_welchs_interval_by_hand():
     two = difference_of_means([2.0, 4.0, 9.0], [1.0, 3.0])
     assert (two.low, two.high) == pytest.approx((-found.high, -found.low))
     for ours, theirs in ([1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0]):
-        assert not difference_of_means(ours, theirs).bounded
+        found = difference_of_means(ours, theirs)
+        assert (found.low, found.high) == (-math.inf, math.inf)
 
 
 def test_the_bootstrap_is_studentized_by_each_resample():
@@ -123,4 +124,5 @@ def test_the_bootstrap_is_studentized_by_each_resample():
 def test_a_mean_difference_of_1_needs_a_number_of_repeats_and_of_0_none():
     assert repeats_needed([0.5, 1.5]) == repeats_for(1.0, math.sqrt(0.5))
     assert repeats_needed([-1.0, 1.0]) is None
+    assert wilson(1, 1).low == pytest.approx(1 / (1 + Z95**2))
     assert widened_ratio(Interval(2.0, 0.0, 3.0), 0.1) == Interval(2.0, 0.0, 3.0)
