@@ -73,7 +73,7 @@ CORE = {
     "stats/break_even.py": ("stats", "report/compare"),
     "meter/curve.py": ("meter/test_curve.py", *_METER),
     "meter/integrate.py": _METER,
-    "meter/series.py": _METER,
+    "meter/series.py": ("meter/test_series.py", *_METER),
     "runs/artifacts.py": _RUNS,
     "runs/assemble.py": _RUNS,
     "runs/validity.py": _RUNS,

@@ -1,0 +1,106 @@
+"""Series of a device: which readings count, what is a fault, and how lines become arrays. Numbers by hand."""
+
+import numpy as np
+import pytest
+from traces import at, device, gpu_line, header, write
+
+from joulelab.clock import NS
+from joulelab.meter.series import SET_BACK, SLOW_READ_S, DeviceSeries, Trace, load_trace, unwrap, within_power
+
+
+def stamps(*seconds):
+    return (np.array(seconds) * NS).astype(np.int64)
+
+
+def series(component="gpu", **fields):
+    none = np.array([])
+    plain = dict.fromkeys(("counter_ns", "counter_j", "power_ns", "power_w", "samples_ns", "samples_w"), none)
+    plain |= {"device": "gpu:A", "component": component, "name": "A", "counted": True, "refresh_s": 0.1}
+    return DeviceSeries(**{**plain, "gain_error_rel": 0.05, **fields})
+
+
+def counter(*joules, seconds=None, **fields):
+    seconds = range(len(joules)) if seconds is None else seconds
+    return series(counter_ns=stamps(*seconds), counter_j=np.array(joules, dtype=float), **fields)
+
+
+def test_slow_readings_are_left_out_unless_fewer_than_two_are_left():
+    slow = SLOW_READ_S * 1.01
+    mixed = counter(0, 50, 100, counter_read_s=np.array([SLOW_READ_S, slow, 0.0]))
+    assert list(mixed.readings.joules) == [0, 100] and list(mixed.readings.call_s) == [SLOW_READ_S, 0.0]
+    assert list(counter(0, 50, 100, counter_read_s=np.array([slow, slow, 0.0])).readings.joules) == [0, 50, 100]
+    assert list(counter(0, 50, 100, counter_read_s=np.zeros(3)).readings.joules) == [0, 50, 100]
+    assert list(counter(0, 50).readings.call_s) == [0, 0]
+    assert counter(7).readings is None and counter(0, 50).readings.refresh_s == 0.1
+
+
+def test_a_jump_is_more_than_the_device_can_draw_and_an_estimate_has_none():
+    facts = {"power_limit_w": 100.0, "w_per_thread": 2.0}
+    rises = counter(0, 100, 1e6, facts=facts)
+    assert list(rises.readings.known) == [True, False]
+    assert [(begin, end) for begin, end, _ in rises.counter_faults] == [(950_000_000, 1_950_000_000)]
+    assert list(counter(0, 100, 1e6, facts=facts, component="cpu_estimate").readings.known) == [True, True]
+
+
+def test_an_estimate_has_the_error_of_a_clock_tick_and_a_counter_none():
+    """Two threads of 3 W: 0.1 s x 3 W is a tick of 0.3 J. A counter at rest has no error of its own."""
+    model = counter(0, 0, 0, component="cpu_estimate", facts={"w_per_thread": 3.0})
+    assert model.counter_path.anchors.sd_j == pytest.approx(np.full(3, 0.3 / 1.96))
+    assert counter(0, 0, 0).counter_path.anchors.sd_j == pytest.approx(np.zeros(3))
+
+
+def test_two_samples_are_too_few_for_a_curve():
+    two = {"samples_ns": stamps(1.0, 1.02), "samples_w": np.array([50.0, 50.0])}
+    polled = {"power_ns": stamps(0, 2, 4), "power_w": np.array([900.0, 900.0, 900.0])}
+    assert series(**two, **polled).power_path.cell_j == pytest.approx([1800, 1800])
+    assert series(**two).power_path is None
+    assert len(counter(0, 5, 9, **two).best_path.cell_j) == 2 and list(counter(0, 5, **two).lag_likelihood) == [0.0]
+
+
+def test_the_method_is_that_of_the_readings():
+    assert (counter(0, 5).method, counter(0).method) == ("counter", "integrated")
+    assert counter(0, 5, component="cpu_estimate").method == "estimated"
+    assert series().last_ns is None
+    assert counter(0, 5, samples_ns=stamps(3), samples_w=np.array([1.0])).last_ns == 3 * NS
+
+
+def test_readings_are_complete_up_to_the_last_of_the_slowest_device_that_still_reports():
+    def trace(*devices):
+        return Trace({}, devices, (), (), 0, 30 * NS, True, interval_s=2.0, offset_s=0.0)
+
+    fast, slow, failed = counter(0, 5, seconds=(0, 29)), counter(0, 5, seconds=(0, 12)), counter(0, 5, seconds=(0, 9))
+    assert trace(fast, slow, failed).reported_until_ns == int(11.9 * NS)
+    assert trace(fast, failed).reported_until_ns == int(28.9 * NS)
+    assert trace(failed).reported_until_ns == trace().reported_until_ns == 30 * NS
+
+
+def test_a_fault_is_noted_at_its_reading(tmp_path):
+    lines = [gpu_line(t, 100.0, energy_j) for t, energy_j in enumerate((0, 100, 20, 120))]
+    trace = load_trace(write(tmp_path / "t.jsonl", [header(device(refresh_s=0.4)), *lines]))
+    assert [(gap.mono_ns, gap.reason) for gap in trace.gaps] == [(at(2), SET_BACK)]
+    assert (trace.first_ns, trace.last_ns, trace.ended) == (at(0), at(3), False)
+
+
+def test_samples_are_placed_by_the_pair_of_clocks_and_sorted(tmp_path):
+    """Stamps 3 and 1 ms before the wall time that was read together with the monotonic time."""
+    line = {"kind": "samples", "device": "gpu:A", "mono_ns": at(5), "wall_us": 9_000_000, "wall_us_mono_ns": at(4)}
+    line |= {"sample_us": [8_999_000, 8_997_000], "sample_mw": [250_000, 90_000]}
+    (found,) = load_trace(write(tmp_path / "t.jsonl", [header(device()), line])).devices
+    assert list(found.samples_ns) == [at(4) - 3_000_000, at(4) - 1_000_000]
+    assert list(found.samples_w) == [90.0, 250.0]
+
+
+def test_cpu_time_that_was_seen_late_is_spread_backward():
+    """At most 10 W: 25 J at 3 s were used from 0.5 s on, so 5 J were used by 1 s, and 15 J by 2 s."""
+    late = within_power(stamps(0, 1, 2, 3), np.array([0.0, 2.0, 2.0, 25.0]), 10.0)
+    assert list(late) == [0.0, 5.0, 15.0, 25.0]
+    even = np.array([0.0, 2.0, 4.0])
+    assert (
+        list(within_power(stamps(5, 6, 7), even, 10.0)) == list(within_power(stamps(5, 6, 7), even, None)) == [0, 2, 4]
+    )
+    assert list(within_power(stamps(5), np.array([3.0]), 10.0)) == [3.0]
+
+
+def test_a_wrap_adds_the_range_and_equal_readings_none():
+    found = unwrap(stamps(0, 1, 2, 3, 4), np.array([980.0, 980.0, 10.0, 30.0, 30.0]), 1000.0)
+    assert list(found) == [980, 980, 1010, 1030, 1030]
