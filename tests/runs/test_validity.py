@@ -1,11 +1,13 @@
 """The grade of a measurement: each check alone, then the worst of them."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from joulelab.errors import InvalidMeasurement
 from joulelab.meter.figures import EnergyFigure, missing
-from joulelab.runs.record import IdleBaseline, RunRecord, Totals
-from joulelab.runs.validity import Evidence, enforce, grade
+from joulelab.runs.record import EnergyByComponent, IdleBaseline, RunRecord, Totals
+from joulelab.runs.validity import Evidence, _two_paths, _unmeasured, enforce, grade, notes_on
 
 
 def counter(energy_j=1000.0, **fields):
@@ -152,3 +154,102 @@ def test_records_from_before_there_were_grades_keep_their_notes():
     old = record(counter(), sound()).model_dump() | {"validity": [{"level": "info", "text": "gpu not measured"}]}
     read = RunRecord.model_validate(old)
     assert (read.validity.grade, read.validity.notes[0].text) == (None, "gpu not measured")
+
+
+def attempt_of(number=1, host="h", ended=True, facts=None, events=None, **figures):
+    plain = dict.fromkeys(("gpu", "cpu", "dram", "cpu_estimate"), missing("no sensor"))
+    energy = EnergyByComponent(**{**plain, **figures})
+    model = SimpleNamespace(component="cpu_estimate", facts=facts or {}, name="A", gain_error_rel=0.5)
+    events = {"warnings": [], "notes": [], "marks_lost": 0} | (events or {})
+    return SimpleNamespace(
+        number=number, host=host, windows={}, idle_stages=(), billed_windows=[], energy=lambda windows: energy,
+        trace=SimpleNamespace(devices=[model], gaps=[], ended=ended), health=SimpleNamespace(warnings=[]),
+        events=SimpleNamespace(**events),
+    )  # fmt: skip
+
+
+def texts(*attempts, policy="measured", idle=(), running=False):
+    return [note.text for note in notes_on(attempts, policy, idle, running)]
+
+
+def test_a_component_without_a_figure_is_noted_with_its_fix_and_one_with_gaps_with_its_coverage():
+    one = attempt_of(gpu=counter(coverage=0.5), cpu=missing("no RAPL", fix="sudo chmod"), dram=missing("none"))
+    assert texts(one) == ["gpu: the sensor covers 50 % of the run", "cpu not measured: no RAPL (sudo chmod)"]
+    whole = attempt_of(gpu=counter(coverage=0.98), cpu=counter(), dram=counter(coverage=0.97))
+    assert texts(whole) == ["dram: the sensor covers 97 % of the run"]
+    assert texts(attempt_of(gpu=counter())) == ["cpu not measured: no sensor"]
+
+
+def test_only_an_open_trace_of_an_attempt_that_does_not_run_was_interrupted():
+    sensors = {"gpu": counter(), "cpu": counter()}
+    text = "attempt 1 was interrupted; its energy ends with the last reading"
+    assert texts(attempt_of(ended=False, **sensors)) == [text]
+    assert texts(attempt_of(ended=False, **sensors), running=True) == texts(attempt_of(**sensors)) == []
+    two = [attempt_of(ended=False, **sensors), attempt_of(2, ended=False, **sensors)]
+    assert texts(*two, running=True) == [text, "energy of both attempts is counted"]
+    three = [attempt_of(number, host=f"h{number}", **sensors) for number in (1, 2, 3)]
+    assert texts(*three) == ["energy of all 3 attempts is counted", "energy of all 3 hosts is counted, each host once"]
+    lost = attempt_of(events={"marks_lost": 7}, **sensors)
+    assert texts(lost)[0].startswith("7 phase marks were lost")
+
+
+def test_idle_power_is_noted_if_it_changed_by_more_than_a_tenth():
+    def idle(power_w, clock=None, host=""):
+        return rest().model_copy(update={"power_w": power_w, "sm_clock_MHz": clock, "host": host})
+
+    sensors = {"gpu": counter(), "cpu": counter()}
+    (text,) = texts(attempt_of(**sensors), idle=[idle(111.0, 1980.0), idle(100.0)])
+    assert text.startswith("idle power was 100 W (idle.before) and 111 W at 1980 MHz (idle.before): two states")
+    for same in ([idle(109.0), idle(100.0)], [idle(111.0)], [idle(0.0), idle(50.0)]):
+        assert texts(attempt_of(**sensors), idle=same) == []
+    assert texts(attempt_of(**sensors), idle=[idle(111.0, host="a"), idle(100.0, host="b")]) == []
+
+
+def test_the_estimate_of_the_machine_names_its_constants():
+    sensors = {"gpu": counter(), "cpu": counter()}
+    facts = {"w_per_thread": 2.0, "base_w": 30.0, "memory_w": 4.0, "base_error_rel": 0.3, "memory_error_rel": 0.2}
+    facts |= {"base_source": "a table", "memory_source": "a rule"}
+    found = texts(attempt_of(facts=facts, **sensors), policy="machine")
+    assert "2.0 W per hardware thread; 30.0 W idle; 4.0 W memory" in found[0]
+    assert "CPU time ±50 %; idle power ±30 % (a table); memory ±20 % (a rule)" in found[1]
+    assert "has no figure" in texts(attempt_of(**sensors), policy="machine")[0]
+
+
+def test_the_two_paths_are_those_that_disagree_most(monkeypatch):
+    def pair(counter_j, integral_j):
+        return SimpleNamespace(
+            counter=SimpleNamespace(energy_j=counter_j), integrated=SimpleNamespace(energy_j=integral_j)
+        )
+
+    found = {"gpu": pair(100.0, 95.0), "cpu": pair(100.0, 104.0), "dram": None}
+    monkeypatch.setattr("joulelab.runs.validity.both_paths", lambda trace, component, windows: found[component])
+    parts = [(SimpleNamespace(trace=None), [])]
+    assert _two_paths(parts, counter(), "measured") == (100.0, 95.0)
+    assert _two_paths(parts * 2, counter(), "measured") == (200.0, 190.0)
+    assert _two_paths(parts, missing("none"), "measured") is None
+    found |= {"gpu": pair(None, 95.0)}
+    assert _two_paths(parts, counter(), "measured") == (100.0, 104.0)
+    found |= {"cpu": pair(100.0, None)}
+    assert _two_paths(parts, counter(), "measured") is None
+
+
+def test_what_exists_and_was_not_measured_is_excluded_from_the_total():
+    gpu_only = [(attempt_of(gpu=counter()), [])]
+    assert _unmeasured(gpu_only, "measured", {"gpus": ["H200"]}) == ("cpu",)
+    neither = [(attempt_of(), [])]
+    assert set(_unmeasured(neither, "measured", {"gpus": ["H200"]})) == {"gpu", "cpu"}
+    assert _unmeasured(neither, "measured", {}) == ("cpu",)
+    assert _unmeasured(neither, "machine", {}) == _unmeasured([], "measured", {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "grades"),
+    [
+        ({"repeats_j": (10.0, 10.0)}, "repeats", "A"),
+        ({"repeats_j": (0.0, 0.0)}, "repeats", "A"),
+        ({"paths_j": (100.0, 90.0)}, "agreement", "BC"),
+        ({"paths_j": (100.0, 110.0)}, "agreement", "BC"),
+    ],
+)
+def test_spread_and_agreement_are_relative(fields, name, grades):
+    assert check(grade(sound(**fields)), name).grade in grades
