@@ -10,7 +10,10 @@ from joulelab.distill.losses import (
     cosine_distance_sum,
     cross_entropy_sum,
     feature_mse_sum,
+    forward_kl,
     jensen_shannon,
+    logit_difference,
+    logit_mse_sum,
     pool,
     soft_target_kl_sum,
 )
@@ -52,6 +55,26 @@ def test_distances_of_features_by_hand():
     across, along = torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.tensor([[0.0, 3.0], [5.0, 0.0]])
     assert float(cosine_distance_sum(across, along)) == pytest.approx(1.0)
     assert float(cosine_distance_sum(across, along, torch.tensor([0.25, 9.0]))) == pytest.approx(0.25)
+
+
+def test_directions_of_features_are_compared_per_sample():
+    """(3, 4) has the direction (0.6, 0.8); maps are flattened per sample, and the mean is over two numbers."""
+    student, teacher = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([[1.0, 0.0], [0.0, 7.0]])
+    assert float(feature_mse_sum(student, teacher, normalize=True)) == pytest.approx((0.4**2 + 0.8**2) / 2)
+    maps = student.reshape(2, 1, 1, 2), teacher.reshape(2, 1, 1, 2)
+    assert float(feature_mse_sum(*maps)) == pytest.approx((4 + 16) / 2 + 25 / 2)
+
+
+def test_a_logit_that_the_teacher_excludes_has_no_difference():
+    student, teacher = torch.tensor([[1.0, 5.0, 2.0]]), torch.tensor([[4.0, -math.inf, 1.0]])
+    assert logit_difference(student, teacher).tolist() == [[-3.0, 0.0, 1.0]]
+    assert float(logit_mse_sum(student, teacher)) == 10.0
+
+
+def test_forward_kl_by_hand():
+    divergence, gradient = forward_kl(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.75, 0.25]]).log())
+    assert divergence.tolist() == pytest.approx([0.75 * math.log(1.5) + 0.25 * math.log(0.5)])
+    assert gradient[0].tolist() == pytest.approx([-0.25, 0.25])
 
 
 def _definition(name, student, teacher, beta):

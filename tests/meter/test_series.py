@@ -104,3 +104,61 @@ def test_cpu_time_that_was_seen_late_is_spread_backward():
 def test_a_wrap_adds_the_range_and_equal_readings_none():
     found = unwrap(stamps(0, 1, 2, 3, 4), np.array([980.0, 980.0, 10.0, 30.0, 30.0]), 1000.0)
     assert list(found) == [980, 980, 1010, 1030, 1030]
+
+
+def test_every_kind_of_line_becomes_the_readings_of_its_device(tmp_path):
+    components = {"gpu:A": "gpu", "rapl:package-0": "cpu", "c": "cpu", "p": "node"}
+    devices = [device(name, one, refresh_s=None, gain_error_rel=None) for name, one in components.items()]
+    devices.append(device("e", "cpu_estimate", gain_error_rel=0.5, facts={"w_per_thread": 3.0}))
+    lines = [
+        {"kind": "gpu", "device": "gpu:A", "mono_ns": at(1), "energy_counter_j": 5.0, "counter_mono_ns": at(0.9)},
+        {"kind": "gpu", "device": "gpu:A", "mono_ns": at(2), "energy_counter_j": 7.0, "counter_read_s": 0.01},
+        {"kind": "gpu", "device": "gpu:A", "mono_ns": at(3), "power_watts": 80.0},
+        {"kind": "rapl", "mono_ns": at(4), "rapl": {"package-0": 11.0}},
+        {"kind": "counters", "mono_ns": at(5), "counters_j": {"c": 12.0}},
+        {"kind": "power", "mono_ns": at(6), "powers_w": {"p": 13.0}},
+        {"kind": "estimate", "device": "e", "mono_ns": at(7), "busy_thread_s": 2.0},
+        {"kind": "reported", "device": "p", "begin_ns": at(7), "mono_ns": at(8), "energy_j": 3.0, "peak_w": 4.0},
+        {"kind": "gap", "device": "c", "mono_ns": at(9), "reason": "unplugged"},
+        {"kind": "end", "mono_ns": at(10)},
+    ]
+    trace = load_trace(write(tmp_path / "t.jsonl", [header(*devices), *lines]))
+    gpu, rapl, counted, node, estimate = trace.devices
+    assert (list(gpu.counter_ns), list(gpu.counter_j)) == ([at(0.9), at(2)], [5.0, 7.0])
+    assert list(gpu.counter_read_s) == [0.0, 0.01] and (list(gpu.power_ns), list(gpu.power_w)) == ([at(3)], [80.0])
+    assert (list(rapl.counter_ns), list(rapl.counter_j)) == ([at(4)], [11.0]) and rapl.counter_read_s is None
+    assert (list(counted.counter_j), list(node.power_w), list(estimate.counter_j)) == ([12.0], [13.0], [6.0])
+    assert [(cell.begin_ns, cell.end_ns, cell.energy_j, cell.peak_w) for cell in node.reported] == [
+        (at(7), at(8), 3.0, 4.0)
+    ]
+    assert [(gap.device, gap.mono_ns, gap.reason) for gap in trace.gaps] == [("c", at(9), "unplugged")]
+    assert (gpu.refresh_s, gpu.gain_error_rel, estimate.gain_error_rel) == (0.1, 0.0, 0.5)
+    assert (trace.first_ns, trace.last_ns, trace.ended, trace.interval_s) == (at(0), at(10), True, 0.5)
+    empty = load_trace(write(tmp_path / "empty.jsonl", []))
+    assert (empty.first_ns, empty.last_ns, empty.devices) == (0, 0, ())
+
+
+def test_a_second_recorder_adds_its_devices_and_a_gap_if_the_first_was_killed(tmp_path):
+    second = {**header(device("gpu:A"), device("gpu:B")), "mono_ns": at(5)}
+    for end, gaps in (([], ["recorder"]), ([{"kind": "end", "mono_ns": at(4)}], [])):
+        trace = load_trace(write(tmp_path / "t.jsonl", [header(device("gpu:A")), *end, second]))
+        assert [one.device for one in trace.devices] == ["gpu:A", "gpu:B"]
+        assert ([gap.device for gap in trace.gaps], trace.ended) == (gaps, False)
+
+
+def test_a_gap_hides_no_wrap_if_one_would_need_five_times_the_highest_power():
+    """Followed intervals (up to 2 x 3 s) have 20 W at most; 400 J in the gap of 7 s would be 57 W, 900 J 129 W."""
+    for wrap_j, known in ((400.0, False), (900.0, True)):
+        facts = {"max_gap_s": 3.0, "wrap_j": wrap_j}
+        cpu = counter(0, 10, 130, 140, seconds=(0, 1, 7, 14), component="cpu", facts=facts)
+        assert list(cpu.readings.known) == [True, True, known]
+    unfollowed = counter(0, 10, seconds=(0, 7), component="cpu", facts={"max_gap_s": 3.0, "wrap_j": 1e9})
+    assert list(unfollowed.readings.known) == [False]
+    at_rest = counter(0, 0, 0, seconds=(0, 1, 11), component="cpu", facts={"max_gap_s": 3.0, "wrap_j": 70.0})
+    assert list(at_rest.readings.known) == [True, True]
+
+
+def test_two_readings_are_enough_to_spread_and_to_unwrap():
+    assert list(within_power(stamps(0, 1), np.array([0.0, 25.0]), 10.0)) == [15.0, 25.0]
+    assert list(unwrap(stamps(0, 1, 2), np.array([500.0, 10.0, 20.0]), 1000.0, 1000.0)) == [500, 10, 20]
+    assert list(unwrap(stamps(0, 5, 6), np.array([900.0, 10.0, 20.0]), 1000.0, 10.0)) == [900, 1010, 1020]

@@ -37,7 +37,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.json")
 SAMPLE = 25
 LONGEST_S = 1800
 # A slower test is left out, and a mutant is tried with tests of at most this duration together.
-TEST_S, MUTANT_S = 10, 60
+TEST_S, MUTANT_S = 30, 90
 
 _BY_HAND = "mutation/test_survivors.py"
 _METER = (

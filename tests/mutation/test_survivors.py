@@ -36,7 +36,7 @@ from joulelab.runs import assemble
 from joulelab.runs.artifacts import PART, find_damage, list_contents, with_shards
 from joulelab.runs.attempt_data import SOURCE as CODECARBON
 from joulelab.runs.paths import read_json, write_json
-from joulelab.runs.record import Check, EnergyByComponent, StageRecord, Validity
+from joulelab.runs.record import Check, EnergyByComponent, StageKind, StageRecord, Validity
 from joulelab.runs.validity import _contention_notes, _energy_notes, gather, with_answer
 from joulelab.stats.break_even import Estimate, _end, _roots, break_even
 from joulelab.stats.intervals import Interval, repeats_for, t_cdf, welch_degrees, widened_ratio
@@ -421,6 +421,93 @@ def test_the_slowest_twentieth_of_a_phase_begins_at_p95():
     record = assemble._phases([(attempt, [])], "train")["step"]
     assert (record.count, record.max_s) == (100, 1.0)
     assert (record.p50_s, record.p95_s) == (pytest.approx(0.001), pytest.approx(0.01))
+
+
+def steps_of(*durations_s):
+    found = PhaseAggregate()
+    for duration_s in durations_s:
+        found.add(duration_s)
+    return found
+
+
+def test_the_pace_of_a_rank_is_its_mean_step_and_its_own_work_in_it():
+    phases = {("train", "step"): steps_of(1.0, 3.0), ("train", "input"): steps_of(0.2, 0.2)}
+    phases |= {("train", "forward"): steps_of(0.6, 0.6), ("train", "backward"): steps_of(9.0)}
+    phases[("load", "input")] = steps_of(7.0)
+    (pace,) = assemble.rank_paces(3, SimpleNamespace(phases=phases))
+    assert (pace.rank, pace.stage, pace.steps, pace.step_s) == (3, "train", 2, 2.0)
+    assert pace.own_s == pytest.approx(0.8)
+
+
+def test_a_rank_reads_its_own_events_and_those_of_others_from_their_files(monkeypatch):
+    monkeypatch.setattr(assemble, "rank_paces", lambda rank, events: [(rank, events)])
+    monkeypatch.setattr(assemble, "read_events", lambda path: f"read {path}")
+    attempt = SimpleNamespace(rank=1, event_files=[(0, "a"), (1, "b")], events="own")
+    assert assemble._ranks(attempt, True) == [(0, "read a"), (1, "own")]
+
+
+def test_the_mean_of_a_phase_is_its_time_over_its_number():
+    events = SimpleNamespace(phases={("train", "step"): steps_of(1.0, 3.0), ("other", "step"): steps_of(50.0)})
+    record = assemble._phases([(SimpleNamespace(rank=0, number=1, events=events), [])], "train")["step"]
+    assert (record.count, record.sum_s, record.mean_s) == (2, 4.0, 2.0)
+
+
+def test_a_stage_has_the_kind_that_its_latest_attempt_declared():
+    def part(**kinds):
+        return SimpleNamespace(events=SimpleNamespace(kinds=kinds)), []
+
+    first, second = StageKind("student", "train"), StageKind("teacher", "train")
+    assert assemble._kind("x", [part(x=first), part(x=second), part()]) == second
+    assert assemble._kind("teacher.train", [part(x=first)]).role == "teacher"
+    assert assemble._kind(assemble.OVERHEAD, [part(**{assemble.OVERHEAD: first})]).role == "setup"
+
+
+def test_the_status_of_a_stage():
+    def status(kind=None, run="done", name="x", **statuses):
+        kind = kind or StageKind("student", "train")
+        attempt = SimpleNamespace(rank=0, number=1, host="h", events=SimpleNamespace(statuses=statuses))
+        return assemble._stage_status(name, kind, [(attempt, [])], run)
+
+    assert (status(x="failed"), status(x="done"), status(x="open"), status()) == ("failed", "done", *["truncated"] * 2)
+    assert (status(run="running"), status(name=assemble.OVERHEAD, run="failed")) == ("running", "failed")
+    part = StageKind("setup", "compile", part_of="train")
+    assert status(part, x="failed") == "done"
+    assert status(part._replace(repeated=True), x="done") == "truncated"
+
+
+def test_the_peak_is_of_the_components_of_the_figure(monkeypatch):
+    peaks = {"gpu": 300.0, "cpu": None, "dram": 20.0, "cpu_estimate": 7.0}
+    monkeypatch.setattr(assemble, "peak_power_w", lambda trace, component, windows: peaks[component])
+    assert assemble._peak_w(None, figure(1.0, "gpu:A"), []) == 320.0
+    assert assemble._peak_w(None, figure(1.0, "cpu", method="estimated"), []) == 7.0
+    assert assemble._peak_w(None, figure(1.0, CODECARBON, method="estimated"), []) is None
+    peaks |= {"gpu": None, "dram": None}
+    assert assemble._peak_w(None, figure(1.0, "gpu:A"), []) is None
+
+
+def test_idle_energy_is_subtracted_for_covered_time_with_an_error_that_stages_share():
+    half = figure(100.0, "gpu:A").model_copy(update={"coverage": 0.5})
+    found = assemble._above_idle(half, SimpleNamespace(power_w=2.0, half_width_w=0.1), 20.0)
+    assert found.energy_j == 80.0
+    assert [(one.name, one.joules, one.shared) for one in found.errors] == [("idle", (1.0,), True)]
+    assert assemble._above_idle(half, None, 20.0) is None
+
+
+def test_artifacts_of_this_run_have_the_energy_of_its_stages_and_others_their_own(monkeypatch):
+    def ancestor(key):
+        own = SimpleNamespace(key=key, stages=("train",))
+        own.model_copy = lambda update: SimpleNamespace(key=key, joules=update["energy"]["gpu"].energy_j)
+        return own
+
+    bills = {
+        key: SimpleNamespace(key=key, artifact=SimpleNamespace(made_by=run))
+        for key, run in (("a", "me"), ("b", "other"))
+    }
+    monkeypatch.setattr(assemble, "ancestry_of", lambda bills: [ancestor("a"), ancestor("b")])
+    attempts = [SimpleNamespace(events=SimpleNamespace(bills=bills))]
+    stages = (stage_of("train", 10.0), stage_of("other", 5.0))
+    made, lineage = assemble._lineage("me", attempts, stages, lambda one: SimpleNamespace(key=one.key, joules=-1))
+    assert made == ("a",) and [(one.key, one.joules) for one in lineage] == [("a", 10.0), ("b", -1)]
 
 
 def test_the_mutator_changes_one_place_at_a_time():
