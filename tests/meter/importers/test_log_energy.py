@@ -1,0 +1,202 @@
+"""Energy and levels of an imported log, by hand. The log begins at 100 s, so that times and seconds of it differ."""
+
+import math
+
+import numpy as np
+import pytest
+
+from joulelab.meter.importers.log_energy import (
+    IdleGiven,
+    Inference,
+    Level,
+    Segment,
+    _level,
+    device_energy,
+    figures,
+    find_levels,
+    idle_level,
+    inference,
+    otsu_cut,
+    parse_idle,
+    require_inference,
+    stable_idle_before_load,
+    summary_data,
+    total_rise,
+    with_energy,
+    without_cooldown,
+)
+from joulelab.meter.importers.power_log import DeviceLog, PowerLog, Source, UnusableLog, epoch_seconds
+
+FIRST_S = 100.0
+
+
+def log_of(*levels, component="gpu", has_wall=True, facts=None, **columns):
+    """A reading per second: (watts, number) of each level."""
+    watts = np.concatenate([np.full(number, float(power)) for power, number in levels])
+    times = FIRST_S + np.arange(len(watts))
+    source = Source(device="gpu:0", name="card", component=component)
+    device = DeviceLog(source, times, {"power_watts": watts, **columns})
+    return PowerLog("test log", "a clock", has_wall, (device,), facts=facts or {})
+
+
+def curve(*levels):
+    return log_of(*levels).devices[0].power()
+
+
+def test_a_gap_is_left_out_or_interpolated():
+    times = FIRST_S + np.array([0.0, 1.0, 2.0, 6.0, 7.0])
+    device = DeviceLog(Source("gpu:0", "card", "gpu"), times, {"power_watts": np.array([10.0, 20, 20, 40, 40])})
+    found = device_energy(device)
+    assert (found.trapezoid_j, found.seen_s, found.mean_w, found.interval_s) == (75.0, 3.0, 25.0, 1.0)
+    assert (found.holes, found.interpolated, found.max_w) == (((102.0, 106.0),), False, 40.0)
+    assert (found.duration_s, found.covered_s, found.samples) == (7.0, 3.0, 5)
+    whole = device_energy(device, interpolate_gaps=True)
+    assert (whole.trapezoid_j, whole.seen_s, whole.interpolated) == (195.0, 7.0, True)
+    three = DeviceLog(device.source, times[:4] - np.array([0, 0, 0, 1.0]), {"power_watts": np.full(4, 10.0)})
+    assert device_energy(three).holes == () and not device_energy(three, interpolate_gaps=True).interpolated
+
+
+def test_a_counter_that_restarts_begins_at_0_and_one_that_wraps_continues():
+    times = np.array([0.0, 1.0, 2.0, 3.0])
+    plain = Source("gpu:0", "card", "gpu")
+    assert total_rise(times, np.array([10.0, 15.0, 3.0, 4.0]), plain) == (5 + 3 + 1, 1)
+    wrapping = Source("rapl:0", "cpu", "cpu", wrap_j=20.0)
+    assert total_rise(times, np.array([10.0, 15.0, 3.0, 4.0]), wrapping) == (5 + 8 + 1, 0)
+    assert total_rise(times[:1], np.array([10.0]), plain) == (None, 0)
+    assert total_rise(times[:2], np.array([10.0, 10.0]), plain) == (0.0, 0)
+
+
+def test_a_level_leaves_out_readings_next_to_a_change_except_at_the_ends_of_the_log():
+    times, watts = curve((100, 6), (300, 5), (100, 4))
+    low = _level(times, watts, watts < 200, FIRST_S, "x")
+    assert [(one.from_s, one.to_s, one.samples) for one in low.segments] == [(0.0, 4.0, 5), (12.0, 14.0, 3)]
+    high = _level(times, watts, watts > 200, FIRST_S, "x")
+    assert [(one.from_s, one.to_s, one.samples, one.mean_w) for one in high.segments] == [(7.0, 9.0, 3, 300.0)]
+    assert _level(*curve((100, 6), (300, 3), (100, 6)), np.arange(15) // 6 == 1, FIRST_S, "x").samples == 4
+    assert _level(times, watts, np.zeros(15, dtype=bool), FIRST_S, "x") is None
+    assert (low.power_w, low.spread_w, low.samples) == (100.0, 0.0, 8)
+
+
+def test_two_levels_are_clear_if_they_are_far_apart():
+    idle, busy = find_levels(*curve((100, 8), (300, 8)), FIRST_S)
+    assert (idle.power_w, busy.power_w) == (100.0, 300.0)
+    assert find_levels(*curve((100, 3), (300, 4)), FIRST_S) is None
+    assert find_levels(*curve((100, 4), (300, 4)), FIRST_S) is not None
+    assert find_levels(*curve((100, 8), (102, 8)), FIRST_S) is None
+    assert find_levels(*curve((100, 8), (102.1, 8)), FIRST_S) is not None
+    assert otsu_cut(np.array([1.0, 2.0, 9.0, 10.0])) == 5.5
+
+
+def test_idle_before_the_load_is_stable():
+    """The first readings of a card that cools down are left out until the rest varies by less than 5 %."""
+    times, watts = curve((150, 2), (100, 10), (300, 8), (120, 8))
+    idle, busy = find_levels(times, watts, FIRST_S)
+    found = stable_idle_before_load(times, watts, FIRST_S, idle, busy)
+    assert found.power_w == 100.0 and found.segments == (Segment(2.0, 10.0, 100.0, 9),)
+    loaded = curve((300, 8), (100, 8))
+    assert stable_idle_before_load(*loaded, FIRST_S, *find_levels(*loaded, FIRST_S)) is None
+
+
+def test_a_lower_level_after_the_load_is_its_cooldown():
+    times, watts = curve((400, 10), (200, 10))
+    busy = Level(300.0, 1.0, 20, "x", (Segment(0.0, 19.0, 300.0, 20),))
+    assert without_cooldown(times, watts, FIRST_S, busy).power_w == 400.0
+    rising = curve((200, 10), (400, 10))
+    assert without_cooldown(*rising, FIRST_S, busy) is busy
+    part = Level(400.0, 1.0, 10, "x", (Segment(0.0, 9.0, 400.0, 10),))
+    assert without_cooldown(times, watts, FIRST_S, part) is part
+
+
+def test_idle_power_as_given():
+    times, watts = curve((100, 5), (130, 5))
+    assert idle_level(times, watts, FIRST_S, IdleGiven(power_w=7.0)).power_w == 7.0
+    found = idle_level(times, watts, FIRST_S, IdleGiven(window_s=(4.0, 5.0)))
+    assert (found.power_w, found.samples, found.spread_w) == (115.0, 2, pytest.approx(30 / math.sqrt(2)))
+    assert idle_level(times, watts, FIRST_S, IdleGiven()) is None
+    with pytest.raises(UnusableLog, match=r"no reading in --idle 20\.\.30 s"):
+        idle_level(times, watts, FIRST_S, IdleGiven(window_s=(20.0, 30.0)))
+    assert IdleGiven(power_w=0.0).known and IdleGiven(window_s=(0.0, 1.0)).known and not IdleGiven().known
+
+
+def test_without_two_levels_all_readings_outside_the_idle_segment_are_the_work():
+    times, watts = curve((100, 3), (101, 1), (105, 3))
+    found = inference(times, watts, FIRST_S, IdleGiven(window_s=(0.0, 2.0)), 0.5)
+    assert (found.idle.power_w, found.busy.power_w, found.busy.samples) == (100.0, 104.0, 4)
+    assert (found.net_w, found.net_j, found.gross_j) == (4.0, 2.0, 52.0)
+    middle = inference(times, watts, FIRST_S, IdleGiven(window_s=(3.0, 3.0)), 0.5)
+    assert middle.busy.power_w == pytest.approx((3 * 100 + 3 * 105) / 6)
+    watts_given = inference(times, watts, FIRST_S, IdleGiven(power_w=90.0), 0.5)
+    assert watts_given.busy.samples == 7 and watts_given.busy.source == "all readings"
+    with pytest.raises(UnusableLog, match="no reading outside"):
+        inference(times, watts, FIRST_S, IdleGiven(window_s=(0.0, 6.0)), 0.5)
+    with pytest.raises(UnusableLog, match="two clear levels"):
+        inference(times, watts, FIRST_S, IdleGiven(), 0.5)
+    with pytest.raises(UnusableLog, match="begins with the load"):
+        inference(*curve((300, 8), (100, 8)), FIRST_S, IdleGiven(), 0.5)
+    clear = inference(*curve((100, 8), (300, 8)), FIRST_S, IdleGiven(), 0.5)
+    assert (clear.net_w, clear.idle.source) == (200.0, "stable readings before the load")
+
+
+def test_the_interval_of_a_level_is_of_20_readings_at_most_and_of_their_rounding():
+    assert Level(1.0, 2.0, 4, "x").half_width_w(0.0) == pytest.approx(1.96)
+    assert Level(1.0, 2.0, 400, "x").half_width_w(0.0) == pytest.approx(1.96 * 2 / math.sqrt(20))
+    assert Level(1.0, None, 1, "x").half_width_w(3.0) == 1.5
+    assert Level(1.0, None, 0, "x").half_width_w(3.0) == 0.0
+    both = Inference(Level(9.0, None, 1, "x"), Level(5.0, None, 1, "x"), 2.0, rounding_w=6.0)
+    assert both.net_half_width_w == pytest.approx(math.hypot(3, 3))
+    assert both.net_half_width_j == pytest.approx(2 * math.hypot(3, 3))
+
+
+def test_the_data_of_a_log():
+    temperature = np.array([50.0, 60.0] + [40.0] * 14)
+    log = log_of((100, 8), (300, 8), facts={"power_rounding_w": 2.0}, temperature_c=temperature)
+    rows = figures(log, IdleGiven(), latency_s=0.5)
+    (data,) = summary_data(log, with_energy(log, rows))["devices"]
+    # 7 steps at 100 W, one at 200 W, 7 at 300 W
+    assert (data["energy_j"], data["energy_method"], data["coverage"]) == (3000.0, "trapezoid", 1.0)
+    assert data["trapezoid"] == {"energy_j": 3000.0, "energy_kj": 3.0, "energy_wh": pytest.approx(3000 / 3600)}
+    assert data["counter"] is None and data["first"].startswith("1970-01-01T")
+    assert data["above_idle_j"] == 3000 - 15 * 100 and data["inference"]["energy_gross_j"] == 150.0
+    assert data["inference"]["power_above_idle_half_width_w"] == pytest.approx(math.hypot(1, 1))
+    cold = log_of((100, 8), has_wall=False)
+    assert summary_data(cold, figures(cold, IdleGiven()))["devices"][0]["first"] is None
+    single = log_of((100, 1))
+    assert summary_data(single, figures(single, IdleGiven()))["devices"][0]["coverage"] is None
+
+
+def test_methods_of_energy():
+    def method(component="gpu", **columns):
+        source = Source("gpu:0", "card", component)
+        device = DeviceLog(source, np.array([100.0, 101.0]), {name: np.array(one) for name, one in columns.items()})
+        log = PowerLog("test log", "a clock", True, (device,))
+        (data,) = summary_data(log, figures(log, IdleGiven()))["devices"]
+        return data["energy_method"], data["energy_j"]
+
+    assert method(power_watts=[5.0, 5.0]) == ("trapezoid", 5.0)
+    assert method(power_watts=[5.0, 5.0], energy_counter_j=[0.0, 6.0]) == ("counter", 6.0)
+    assert method("cpu_estimate", energy_counter_j=[0.0, 6.0]) == ("estimated", 6.0)
+    assert method() == ("missing", None)
+
+
+def test_a_log_without_a_gpu_or_without_readings_is_refused():
+    cpu = log_of((100, 8), component="cpu")
+    with pytest.raises(UnusableLog, match="needs the measured power of a GPU") as refused:
+        require_inference(cpu, figures(cpu, IdleGiven(), 0.5))
+    assert "nothing in it was measured" not in str(refused.value)
+    estimate = log_of((100, 8), component="cpu_estimate")
+    with pytest.raises(UnusableLog, match="nothing in it was measured"):
+        require_inference(estimate, figures(estimate, IdleGiven(), 0.5))
+    empty = PowerLog("test log", "a clock", True, (DeviceLog(Source("gpu:0", "card", "gpu"), np.array([1.0]), {}),))
+    with pytest.raises(UnusableLog, match="no reading of power or energy"):
+        with_energy(empty, figures(empty, IdleGiven()))
+
+
+def test_an_idle_segment_may_be_given_as_times():
+    log = log_of((100, 8))
+    assert parse_idle("1970-01-01T00:01:41+00:00..1970-01-01T00:01:45+00:00", log) == (1.0, 5.0)
+
+
+def test_the_unit_of_a_stamp_follows_from_its_size():
+    assert epoch_seconds(1.7e9) == (1.7e9, "s") and epoch_seconds(1.7e12) == (1.7e9, "ms")
+    assert epoch_seconds(1.7e15) == (1.7e9, "us") and epoch_seconds(1.7e18) == (1.7e9, "ns")
+    assert epoch_seconds(5.0) == (5.0, "elapsed s") and epoch_seconds(1e8) == (1e8, "s")
