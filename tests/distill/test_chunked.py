@@ -7,7 +7,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from joulelab.distill.chunked import Positions, TermWeights, VocabularyLoss, padded_projection
+from joulelab.distill.chunked import (
+    Positions,
+    TermWeights,
+    VocabularyLoss,
+    compiled,
+    padded_projection,
+    project_chunk,
+)
 from joulelab.distill.losses import (
     NO_TARGET,
     cosine_distance_sum,
@@ -142,3 +149,37 @@ def test_a_weight_that_is_also_the_embedding_gets_both_gradients():
     )
     plain = gradient(token_cross_entropy_sum(embedding(ids).tanh() @ embedding.weight.T, targets))
     torch.testing.assert_close(chunked, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_a_term_without_a_weight_is_not_computed_and_needs_no_teacher():
+    assert TermWeights() == TermWeights(kl=0.0, mse=0.0, ce=0.0, temperature=1.0)
+    assert TermWeights(ce=1.0).names == ("ce",) and not TermWeights(ce=1.0).needs_teacher
+    assert TermWeights(kl=1.0).needs_teacher and TermWeights(mse=1.0).needs_teacher
+
+
+def test_a_chunk_without_teacher_features_has_only_cross_entropy():
+    """Logits 0 and 0 after one feature and a weight of 0: the gradient of target 0 is (1/2 - 1, 1/2)."""
+    features, projection = torch.ones(1, 1), padded_projection(torch.zeros(2, 1), None, torch.float32)
+    targets, weights = torch.tensor([0]), torch.ones(1)
+    sums, gradient = project_chunk(features, projection, None, projection, targets, weights, TermWeights(ce=1.0), 4.0)
+    assert sums.tolist() == pytest.approx([0.0, 0.0, math.log(2)])
+    assert gradient[0, :2].tolist() == pytest.approx([-2.0, 2.0])
+
+
+def test_a_function_that_cannot_be_compiled_is_called_itself_from_then_on(monkeypatch):
+    tried = []
+
+    def not_compiled(function, mode):
+        def call(value):
+            tried.append(mode)
+            raise torch._dynamo.exc.TorchDynamoException("no compiler")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", not_compiled)
+    double = compiled(lambda value: 2 * value, "max-autotune")
+    with pytest.warns(UserWarning, match="not compiled: no compiler"):
+        assert double(3) == 6
+    assert double(4) == 8 and tried == ["max-autotune-no-cudagraphs"]
+    monkeypatch.setattr(torch, "compile", lambda function, mode: lambda value: (mode, value))
+    assert compiled(abs, "default")(5) == (None, 5) and compiled(abs, "off") is abs
