@@ -149,12 +149,13 @@ def test_the_interval_of_a_level_is_of_20_readings_at_most_and_of_their_rounding
 
 def test_the_data_of_a_log():
     temperature = np.array([50.0, 60.0] + [40.0] * 14)
-    log = log_of((100, 8), (300, 8), facts={"power_rounding_w": 2.0}, temperature_c=temperature)
+    log = log_of((100, 8), (300, 8), facts={"power_rounding_w": 2.0}, temperature_C=temperature)
     rows = figures(log, IdleGiven(), latency_s=0.5)
     (data,) = summary_data(log, with_energy(log, rows))["devices"]
     # 7 steps at 100 W, one at 200 W, 7 at 300 W
     assert (data["energy_j"], data["energy_method"], data["coverage"]) == (3000.0, "trapezoid", 1.0)
     assert data["trapezoid"] == {"energy_j": 3000.0, "energy_kj": 3.0, "energy_wh": pytest.approx(3000 / 3600)}
+    assert data["temperature_C"] == {"mean": pytest.approx((50 + 60 + 14 * 40) / 16), "max": 60.0}
     assert data["counter"] is None and data["first"].startswith("1970-01-01T")
     assert data["above_idle_j"] == 3000 - 15 * 100 and data["inference"]["energy_gross_j"] == 150.0
     assert data["inference"]["power_above_idle_half_width_w"] == pytest.approx(math.hypot(1, 1))

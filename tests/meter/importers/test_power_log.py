@@ -1,0 +1,132 @@
+"""Times and energy columns of imported logs, by hand."""
+
+import numpy as np
+import pytest
+
+from joulelab.meter.importers.power_log import (
+    DeviceLog,
+    Findings,
+    Row,
+    Source,
+    StampReader,
+    TimeRule,
+    _with_energy_in_j,
+    gather,
+    parse_zone,
+    put_in_order,
+)
+
+CARD = Source("gpu:0", "card", "gpu")
+
+
+def ordered(*seconds):
+    found = put_in_order(seconds)
+    return list(found.seconds), found.late, found.steps_s
+
+
+def test_times_in_order_stay():
+    assert ordered(0, 1, 2, 2, 3) == ([0, 1, 2, 2, 3], 0, ())
+    assert ordered(5) == ([5], 0, ()) and ordered() == ([], 0, ())
+
+
+def test_late_lines_fill_the_places_where_they_were_missing():
+    assert ordered(0, 1, 4, 5, 2, 3, 6, 7) == ([0, 1, 4, 5, 2, 3, 6, 7], 2, ())
+    assert ordered(9, 8, 7, 6) == ([9, 8, 7, 6], 3, ())
+
+
+def test_a_clock_that_was_set_back_continues_after_one_median_step():
+    """Back by 3 s after the reading at 5 s: the next, at 2.25 s, is put at 6 s; 2.25 - 5 - 1 = -3.75."""
+    seconds, late, steps = ordered(0, 1, 2, 3, 4, 5, 2.25, 3.25, 4.25, 5.25, 6.25)
+    assert seconds == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10] and (late, steps) == (0, (-3.75,))
+    seconds, late, steps = ordered(100, 101, 102, 50, 51, 52)
+    assert seconds == [100, 101, 102, 103, 104, 105] and (late, steps) == (0, (-53.0,))
+    seconds, _, steps = ordered(100, 101, 102, 50, 51, 20, 21)
+    assert seconds == [100, 101, 102, 103, 104, 105, 106] and steps == (-53.0, -32.0)
+    assert ordered(10, 5) == ([10, 15], 0, (-10.0,))
+
+
+def test_the_median_step_leaves_out_repeated_times():
+    """Steps 0, 0, 0, 2, 2: the usual step is 2 s, so the clock continues at 6 s."""
+    seconds, _, steps = ordered(0, 0, 0, 0, 2, 4, -9, -7)
+    assert seconds[-2:] == [6, 8] and steps == (-15.0,)
+
+
+def energy(values, unit, watts=None, times=(1, 2, 3, 4), starts_at_zero=False):
+    columns = {"energy_counter_j": np.array(values, dtype=float)}
+    if watts is not None:
+        columns["power_watts"] = np.array(watts, dtype=float)
+    device, how = _with_energy_in_j(DeviceLog(CARD, np.array(times, dtype=float), columns), unit, starts_at_zero)
+    at, joules = device.series("energy_counter_j")
+    return list(at), list(joules), how
+
+
+def test_an_energy_column_without_power_has_the_unit_of_its_name():
+    at, joules, how = energy([1, 2, 2, 5], "mJ")
+    assert (at, joules) == ([1, 2, 3, 4], pytest.approx([0.001, 0.002, 0.002, 0.005]))
+    assert how == "the energy column is read as cumulative in mJ, as its name says"
+    at, joules, how = energy([3, 2, 2, 5], "Wh")
+    assert joules == pytest.approx([10800, 18000, 25200, 43200]) and "the first row (1.08e+04 J) begins before" in how
+    at, joules, how = energy([3, 2, 2, 5], "J", starts_at_zero=True)
+    assert (at, joules) == ([0, 1, 2, 3, 4], [0, 3, 5, 7, 12]) and "not counted" not in how
+    assert energy([3, 2, 2, 5], "J", times=(0, 1, 2, 3), starts_at_zero=True)[0] == [0, 1, 2, 3]
+    assert energy([7], "J", times=(1,))[2].startswith("the energy column is read as energy per row in J")
+
+
+def test_with_power_the_reading_that_gives_its_energy_is_right():
+    """100 W for 3 s."""
+    power = [100, 100, 100, 100]
+    assert energy([0, 100, 200, 300], "J", power)[2] == (
+        "the energy column is cumulative in J, inferred from power x time"
+    )
+    at, joules, how = energy([0, 1e8, 2e8, 3e8], "mJ", power)
+    assert joules == pytest.approx([0, 100, 200, 300]) and how.endswith(
+        "in uJ, inferred from power x time (its name says mJ)"
+    )
+    _, joules, how = energy([100, 99, 100, 101], "J", power)
+    assert joules == pytest.approx([100, 199, 299, 400]) and "energy per row in J" in how
+    at, _, how = energy([0, 5, 9, 12], "J", power)
+    assert at == [] and "does not match power x time in any unit" in how
+    assert energy([100, 100, 100, 100], "J", power)[1] == [100, 200, 300, 400]
+
+
+def row(stamp=None, seconds=None, device="gpu:0", **values):
+    return Row(Source(device, "card", "gpu"), stamp=stamp, seconds=seconds, values=values)
+
+
+def test_records_are_counted_once_unless_they_have_no_time():
+    found = Findings("test log")
+    log = gather(
+        [row(100.0 + 1.7e9, power_watts=5.0)] * 2 + [row(101.0 + 1.7e9, power_watts=7.0)], TimeRule("UTC"), found
+    )
+    (device,) = log.devices
+    assert list(device.columns["power_watts"]) == [5.0, 7.0] and log.has_wall
+    assert log.notes == ("gpu:0: 1 records are in the file twice",)
+
+
+def test_records_of_one_time_are_replaced_by_their_mean():
+    rows = [row(seconds=1.0, power_watts=4.0), row(seconds=1.0, power_watts=8.0, temperature_C=50.0)]
+    (device,) = gather([*rows, row(seconds=2.0, power_watts=1.0)], TimeRule(), Findings("test log")).devices
+    assert list(device.times_s) == [1.0, 2.0] and list(device.columns["power_watts"]) == [6.0, 1.0]
+    assert device.columns["temperature_C"][0] == 50.0 and np.isnan(device.columns["temperature_C"][1])
+
+
+def test_impossible_values_are_left_out_and_counted():
+    rows = [row(seconds=1.0, power_watts=-4.0), row(seconds=2.0, power_watts=8.0), row(seconds=5e9, power_watts=1.0)]
+    log = gather(rows, TimeRule(), Findings("test log"))
+    assert log.notes[0].startswith("2 rows with a negative or impossible power, energy or time")
+    assert list(log.devices[0].series("power_watts")[1]) == [8.0]
+
+
+def test_the_hour_that_autumn_repeats_is_the_second_one_if_the_first_would_go_back():
+    """2026-10-25 in Berlin: 02:30 is 00:30 UTC, and an hour later again."""
+    stamps = StampReader(parse_zone("Europe/Berlin"), "Berlin")
+    first = stamps.seconds("2026-10-25 02:30:00", None)
+    assert first == pytest.approx(1792888200.0) and stamps.repeated_hour == 1
+    assert stamps.seconds("2026-10-25 02:20:00", first) == first - 600 + 3600
+    assert stamps.seconds("2026-10-25 02:40:00", first) == first + 600
+    assert stamps.seconds("2026-10-25 03:30:00", None) == first + 2 * 3600 and stamps.repeated_hour == 3
+    assert stamps.seconds("2026-03-29 02:30:00", None) is not None and stamps.impossible == 1
+    assert (stamps.naive, stamps.aware, stamps.unreadable) == (5, 0, 0)
+    assert stamps.seconds("2026-10-25T02:30:00+00:00", None) == first + 2 * 3600 and stamps.aware == 1
+    assert stamps.seconds("no time", None) is None and stamps.unreadable == 1
+    assert parse_zone("-02:30").utcoffset(None).total_seconds() == -9000
