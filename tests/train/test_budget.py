@@ -13,7 +13,14 @@ from joulelab.errors import EndedBySignal
 from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.meter.sensors import Device
 from joulelab.meter.trace import LineFile, header
-from joulelab.train.budget import Budget, EarlyStopping, Position
+from joulelab.train.budget import (
+    MIN_FRACTION,
+    READ_EVERY_S,
+    READ_FRACTION_OF_REST,
+    Budget,
+    EarlyStopping,
+    Position,
+)
 from joulelab.train.checkpoint import CheckpointFolder
 from joulelab.train.config import TrainingConfig
 from joulelab.train.trainer import TrainerCallbacks, learning_rate_factor
@@ -311,3 +318,104 @@ def test_early_stopping_reads_checkpoints_of_earlier_versions():
     stopping = EarlyStopping(2)
     stopping.load_state({"best": 1.5, "looks_since_best": 2})
     assert (stopping.best, stopping.triggered) == (1.5, True)
+
+
+def test_the_middle_of_a_step_is_between_its_begin_and_its_end():
+    assert budget(max_steps=10).fraction_amid(Position(step=3), 0) == pytest.approx(0.35)
+    assert budget(max_tokens=100).fraction_amid(Position(step=0, tokens=40), 20) == pytest.approx(0.5)
+    assert budget(max_tokens=100).fraction_amid(Position(step=0, tokens=90), 30) == pytest.approx(0.95)
+    both = budget(max_steps=10, max_tokens=100)
+    assert both.fraction_amid(Position(step=3, tokens=80), 10) == pytest.approx(0.85)
+    assert both.fraction(Position(step=3, tokens=20)) == pytest.approx(0.3)
+
+
+def test_between_two_readings_the_fraction_goes_on_at_their_rate():
+    """0.2 after step 4 (the 5th), 0.3 after step 9: 0.02 per step; half of the rest, 0.65, is the most."""
+    timed = budget(max_time_s=100.0)
+    assert timed.fraction_amid(Position(step=0), 0) == MIN_FRACTION
+    timed.update(Position(step=4), 0.2)
+    assert timed.fraction_amid(Position(step=5), 0) == pytest.approx(0.2 + 0.5 * 0.2 / 4)
+    timed.update(Position(step=9), 0.3)
+    assert timed.fraction_amid(Position(step=12), 0) == pytest.approx(0.3 + 2.5 * 0.02)
+    assert timed.fraction_amid(Position(step=99), 0) == pytest.approx(0.65)
+    state = timed.state()
+    assert (state["seen"], state["seen_at"], state["per_step"]) == (0.3, 10, pytest.approx(0.02))
+    timed.update(Position(step=14), 1.0)
+    assert timed.fraction_amid(Position(step=99), 0) == pytest.approx(0.65)
+    resumed = budget(max_time_s=100.0)
+    resumed.load_state({"time_s": 30.0, "energy_j": 0.0, "seen": 0.3})
+    assert resumed.fraction_amid(Position(step=20), 0) == pytest.approx(0.3)
+
+
+def test_a_reading_is_due_after_a_tenth_of_the_rest():
+    """20 of 100 s are spent: 80 s are left, so the next reading is due after 8 s, or earlier if that is the limit."""
+    now = [1000.0]
+    timed = budget(clock=lambda: now[0], max_time_s=100.0)
+    timed.start()
+    now[0] += 20.0
+    assert timed.read(Position(step=3)) == pytest.approx(0.2)
+    timed.update(Position(step=3), 0.2)
+    due_s = min(READ_EVERY_S, READ_FRACTION_OF_REST * 80.0)
+    now[0] += 0.99 * due_s
+    assert timed.read(Position(step=4)) == 0.2
+    now[0] += 0.02 * due_s
+    assert timed.read(Position(step=5)) == pytest.approx((20 + 1.01 * due_s) / 100)
+
+
+def test_spent_energy_never_goes_back_and_what_a_pause_spends_is_left_out():
+    now, joules = [0.0], [500.0]
+    metered = budget(clock=lambda: now[0], energy=lambda: joules[0], max_energy_j=100.0)
+    metered.start()
+    joules[0] += 40.0
+    now[0] += 1.0
+    assert metered.read(Position(step=1)) == pytest.approx(0.4)
+    metered.update(Position(step=1), 0.4)
+    with metered.paused():
+        joules[0] += 1000.0
+        now[0] += 50.0
+        with metered.paused():
+            joules[0] += 1.0
+        assert metered.state()["energy_j"] == pytest.approx(40.0)
+    assert (metered.state()["energy_j"], metered.state()["time_s"]) == pytest.approx((40.0, 1.0))
+    joules[0] -= 10.0
+    now[0] += 100.0
+    assert metered.read(Position(step=2)) == 0.4
+    joules[0] += 85.0
+    metered.stop()
+    assert metered.overshoot_j == pytest.approx(15.0)
+    silent = budget(energy=lambda: None, max_energy_j=100.0)
+    silent.start()
+    assert silent.state()["energy_j"] == 0.0
+    timed = budget(energy=lambda: 7.0, max_time_s=10.0)
+    timed.start()
+    assert timed.state()["energy_j"] == 0.0
+
+
+def test_a_replay_uses_the_latest_reading_up_to_its_step():
+    replay = budget(replayed=[(2, 0.25), (5, 0.5)], energy=lambda: 1e9, max_energy_j=10.0)
+    replay.start()
+    assert [replay.read(Position(step=step)) for step in (1, 2, 4, 5, 9)] == [0.0, 0.25, 0.25, 0.5, 0.5]
+    replay.stop()
+    assert replay.overshoot_j == 0.0 and budget(max_steps=3).read(Position(step=2)) == 0.0
+
+
+def test_a_reading_is_noted_once():
+    notes = []
+    timed = budget(notes=notes, max_time_s=10.0)
+    for step, fraction in ((1, 0.0), (2, 0.5), (3, 0.5)):
+        timed.update(Position(step=step), fraction)
+    assert notes == [(2, 0.5)]
+
+
+def test_patience_is_counted_since_the_best():
+    stopping = EarlyStopping(2)
+    for loss, since in ((3.0, 0), (2.0, 0), (2.0, 1), (1.0, 0), (1.5, 1)):
+        stopping.update(loss)
+        assert (stopping.evaluations_since_best, stopping.triggered) == (since, False)
+    stopping.update(1.2)
+    assert stopping.triggered and stopping.best == 1.0 and not EarlyStopping(None).triggered
+    old = EarlyStopping(2)
+    old.load_state({"best": 1.0, "looks_since_best": 1.0})
+    assert old.evaluations_since_best == 1
+    old.load_state({"best": 1.0})
+    assert old.evaluations_since_best == 0

@@ -42,12 +42,14 @@ def test_a_clock_that_was_set_back_continues_after_one_median_step():
     assert seconds == [100, 101, 102, 103, 104, 105] and (late, steps) == (0, (-53.0,))
     seconds, _, steps = ordered(100, 101, 102, 50, 51, 20, 21)
     assert seconds == [100, 101, 102, 103, 104, 105, 106] and steps == (-53.0, -32.0)
+    # a second pass over the same time, a quarter of a step after the first
+    assert ordered(0, 1, 2, 3, 4, 5, 2.25, 3.25, 4.25) == ([0, 1, 2, 3, 4, 5, 6, 7, 8], 0, (-3.75,))
     assert ordered(10, 5) == ([10, 15], 0, (-10.0,))
 
 
 def test_the_median_step_leaves_out_repeated_times():
-    """Steps 0, 0, 0, 2, 2: the usual step is 2 s, so the clock continues at 6 s."""
-    seconds, _, steps = ordered(0, 0, 0, 0, 2, 4, -9, -7)
+    """Steps 0 (four times), 2, 2, 13, 2: the usual step is 2 s, so the clock continues at 6 s."""
+    seconds, _, steps = ordered(0, 0, 0, 0, 0, 2, 4, -9, -7)
     assert seconds[-2:] == [6, 8] and steps == (-15.0,)
 
 
@@ -78,6 +80,7 @@ def test_with_power_the_reading_that_gives_its_energy_is_right():
     assert energy([0, 100, 200, 300], "J", power)[2] == (
         "the energy column is cumulative in J, inferred from power x time"
     )
+    assert "cumulative in J," in energy([0, 299, 299.5, 300], "J", power)[2]
     at, joules, how = energy([0, 1e8, 2e8, 3e8], "mJ", power)
     assert joules == pytest.approx([0, 100, 200, 300]) and how.endswith(
         "in uJ, inferred from power x time (its name says mJ)"
@@ -101,6 +104,13 @@ def test_records_are_counted_once_unless_they_have_no_time():
     (device,) = log.devices
     assert list(device.columns["power_watts"]) == [5.0, 7.0] and log.has_wall
     assert log.notes == ("gpu:0: 1 records are in the file twice",)
+
+
+def test_the_order_of_a_records_fields_does_not_matter_and_one_record_is_a_log():
+    same = [row(seconds=1.0, power_watts=5.0, temperature_C=5.0), row(seconds=1.0, temperature_C=5.0, power_watts=5.0)]
+    log = gather(same, TimeRule(), Findings("test log"))
+    assert list(log.devices[0].times_s) == [1.0] and log.notes == ("gpu:0: 1 records are in the file twice",)
+    assert gather([row("no time", power_watts=5.0)], TimeRule("UTC"), Findings("test log")).devices == ()
 
 
 def test_records_of_one_time_are_replaced_by_their_mean():
