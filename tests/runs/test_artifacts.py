@@ -2,12 +2,33 @@
 
 import errno
 import json
+import os
+import zlib
 
 import pytest
 
 from joulelab.errors import DependencyMissing, JoulelabError
+from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.runs import artifacts
-from joulelab.runs.artifacts import BILL, CONTENTS, SET_ASIDE, find_damage, list_contents, read_bill
+from joulelab.runs.artifacts import (
+    BILL,
+    CONTENTS,
+    SET_ASIDE,
+    Ancestor,
+    Bill,
+    ancestry_of,
+    artifact_key,
+    crc32,
+    error_text,
+    find_damage,
+    find_shards,
+    list_contents,
+    read_bill,
+    spent_between,
+    unmetered,
+    with_use,
+    write_bill,
+)
 from joulelab.runs.context import WorkerContext
 from joulelab.runs.pack import STORE, pack, unpack
 from joulelab.runs.paths import read_json, write_json
@@ -249,3 +270,88 @@ def test_a_bill_with_impossible_energy_is_refused(folder, joules):
     next(iter(bill["artifact"]["energy"].values()))["energy_j"] = "here"
     (artifact / "bill.json").write_text(json.dumps(bill).replace('"here"', joules))
     assert read_bill(artifact) is None
+
+
+def ancestor(key, kind="model", **fields):
+    return Ancestor(key=key, name=key, kind=kind, made_by="run", energy={}, **fields)
+
+
+def bill_of(artifact, *ancestry, **inputs):
+    return Bill(artifact=artifact, ancestry=ancestry, made_at="", code_version="", inputs=inputs)
+
+
+def test_a_teacher_counts_with_its_whole_bill_and_data_alone():
+    bill = bill_of(ancestor("model"), ancestor("older"))
+    for role, older in (("teacher", "teacher"), ("data", None), ("student", None)):
+        used = with_use(bill, role)
+        assert (used.artifact.used_as, used.ancestry[0].used_as) == (role, older)
+    assert with_use(bill, None) is bill
+
+
+def test_an_ancestor_that_is_reached_twice_counts_once_in_its_main_role():
+    shared = ancestor("shared")
+    teacher = with_use(bill_of(ancestor("t"), shared), "teacher")
+    student = bill_of(ancestor("s"), shared.model_copy(update={"used_as": "student"}))
+    found = {one.key: one.used_as for one in ancestry_of([teacher, student])}
+    assert found == {"shared": "student", "t": "teacher", "s": None}
+    assert {one.key: one.used_as for one in ancestry_of([teacher])} == {"shared": "teacher", "t": "teacher"}
+    plain = bill_of(ancestor("s"), shared)
+    assert {one.key: one.used_as for one in ancestry_of([teacher, plain])}["shared"] is None
+
+
+def test_energy_of_a_bill_so_far_is_a_difference_and_never_negative():
+    def figure(energy_j):
+        return EnergyFigure(energy_j=energy_j, method="counter")
+
+    before = {"gpu": figure(10.0), "cpu": figure(5.0), "dram": missing("none"), "node": figure(1.0)}
+    after = {"gpu": figure(16.0), "cpu": figure(4.0), "dram": figure(3.0), "node": missing("gone")}
+    found = {name: one.energy_j for name, one in spent_between(before, after).items()}
+    assert found == {"gpu": 6.0, "cpu": 0.0, "dram": 3.0, "node": None}
+
+
+def test_the_split_with_the_largest_finished_part_is_joined_with_the_newest_of_each_shard(tmp_path):
+    def write(run, number, of, at_once, seconds):
+        folder = tmp_path / run / "artifacts" / "logits"
+        folder.mkdir(parents=True)
+        part = ancestor(f"{run}-key", "logits" + artifacts.PART)
+        write_bill(folder, bill_of(part, whole="key", share=f"{number}/{of}", at_once=at_once))
+        os.utime(folder / BILL, (seconds, seconds))
+
+    write("a", 1, 2, 8, 100)
+    write("b", 1, 2, 8, 200)
+    write("c", 2, 4, 8, 300)
+    write("d", 1, 4, 8, 400)
+    assert [part.key for part in find_shards(tmp_path, "key", lambda part: True)] in (["b-key"], ["d-key", "c-key"])
+    write("e", 3, 4, 8, 500)
+    assert [part.key for part in find_shards(tmp_path, "key", lambda part: True)] == ["d-key", "c-key", "e-key"]
+    found = find_shards(tmp_path, "key", lambda part: part.key in ("a-key", "d-key"))
+    assert [part.key for part in found] == ["a-key"]
+    assert find_shards(tmp_path, "other", lambda part: True) == []
+
+
+def test_small_files_have_checksums_until_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(artifacts, "SUMMED_BYTES", 10)
+    for name, size in (("a", 6), ("b", 4), ("c", 1)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    list_contents(tmp_path)
+    listed = read_json(tmp_path / CONTENTS)
+    assert listed["bytes"] == {"a": 6, "b": 4, "c": 1}
+    assert listed["crc32"] == {"c": zlib.crc32(b"x"), "b": zlib.crc32(b"xxxx")}
+    (tmp_path / "a").write_bytes(b"x" * 5)
+    list_contents(tmp_path)
+    assert read_json(tmp_path / CONTENTS)["crc32"].keys() == {"a", "b", "c"}
+
+
+def test_a_checksum_is_of_all_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(artifacts, "_BLOCK_BYTES", 4)
+    (tmp_path / "a").write_bytes(b"123456789")
+    assert crc32(tmp_path / "a") == zlib.crc32(b"123456789") == 0xCBF43926
+
+
+def test_errors_keys_and_unmetered_work():
+    assert (error_text(KeyError("x")), error_text(KeyError()), error_text(ValueError("no"))) == (
+        "missing key x", "KeyError", "no",
+    )  # fmt: skip
+    assert artifact_key("m", {"a": 1, "b": 2}, ["x", "y"], "c") == artifact_key("m", {"b": 2, "a": 1}, ["y", "x"], "c")
+    assert len(artifact_key("m", {}, [], "c")) == 24
+    assert unmetered("serving", "key", "no meter").artifact.energy["all"].lower_bound
