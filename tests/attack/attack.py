@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parent.parent))
 import environments
 import mutated_inputs
+import other_meters
 from finished_run import make_finished_run
 from kills import kill_try
 
@@ -69,7 +70,7 @@ def main():
                 if time.monotonic() - saved > 5 or seed + 1 == number:
                     options.state.write_text(json.dumps(state, indent=1))
                     saved = time.monotonic()
-    print(table(state))
+    print("\n".join([table(state), *other_meters.codecarbon_rows()]))
     return 1 if any(found["faults"] for found in state.values()) else 0
 
 

@@ -243,6 +243,27 @@ def no_shared_mappings(folder):
         subprocess.run(["umount", mounted], check=True)
 
 
+def delayed_visibility(folder):
+    """What other processes write is seen 3 s late, as with the attribute cache of NFS (`delayed_visibility.py`)."""
+    (folder / "site").mkdir()
+    path = (folder / "site", Path(__file__).parent)
+    install = f"import delayed_visibility; delayed_visibility.install({str(folder / 'runs')!r}, 3.0)\n"
+    (folder / "site" / "sitecustomize.py").write_text(install)
+    env = {"PYTHONPATH": os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")])}
+    store = folder / "runs"
+    words = [sys.executable, "-m", "joulelab", "measure", "--estimate-cpu", "--name", "at-once", "--", *SHORT]
+    options = {"env": {**os.environ, "JOULELAB_RUNS": str(store), "JOULELAB_CONFIG": os.devnull, **env}, "cwd": folder}
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options) for _ in range(2)]
+    outputs = [(one.wait(timeout=120), one.stdout.read().decode()) for one in both]
+    return first(
+        *(wrong(output, texts=["run directory:"]) for output in outputs),
+        measured_and_listed(store, env=env),
+        wrong(run(store, "runs", env=env), texts=["3 runs"]),
+        wrong(run(store, "report", "last", env=env), texts=["report.html"]),
+        wrong(run(store, program=["sh", "-c", "sleep 0.2; exit 7"], env=env), 7),
+    )
+
+
 START_S = time.time()
 
 
@@ -350,6 +371,7 @@ THOROUGH = (
     closed_streams,
     full_output,
     no_shared_mappings,
+    delayed_visibility,
     two_users,
     killed_preparation,
 )

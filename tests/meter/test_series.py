@@ -5,6 +5,7 @@ import pytest
 from traces import at, device, gpu_line, header, write
 
 from joulelab.clock import NS
+from joulelab.meter.sensors import largest_rise_w
 from joulelab.meter.series import SET_BACK, SLOW_READ_S, DeviceSeries, Trace, load_trace, unwrap, within_power
 
 
@@ -40,6 +41,10 @@ def test_a_jump_is_more_than_the_device_can_draw_and_an_estimate_has_none():
     assert list(rises.readings.known) == [True, False]
     assert [(begin, end) for begin, end, _ in rises.counter_faults] == [(950_000_000, 1_950_000_000)]
     assert list(counter(0, 100, 1e6, facts=facts, component="cpu_estimate").readings.known) == [True, True]
+    # two readings 10 ms apart may be on both sides of a refresh of 0.1 s
+    most_j = largest_rise_w(100.0) * 0.11
+    for rise_j, known in ((0.95 * most_j, True), (1.05 * most_j, False)):
+        assert list(counter(0, rise_j, seconds=(0, 0.01), facts=facts).readings.known) == [known]
 
 
 def test_an_estimate_has_the_error_of_a_clock_tick_and_a_counter_none():
@@ -134,6 +139,8 @@ def test_every_kind_of_line_becomes_the_readings_of_its_device(tmp_path):
     assert [(gap.device, gap.mono_ns, gap.reason) for gap in trace.gaps] == [("c", at(9), "unplugged")]
     assert (gpu.refresh_s, gpu.gain_error_rel, estimate.gain_error_rel) == (0.1, 0.0, 0.5)
     assert (trace.first_ns, trace.last_ns, trace.ended, trace.interval_s) == (at(0), at(10), True, 0.5)
+    without_time = {"kind": "gap", "device": "c", "reason": "x"}
+    assert load_trace(write(tmp_path / "u.jsonl", [header(*devices), without_time])).first_ns == at(0)
     empty = load_trace(write(tmp_path / "empty.jsonl", []))
     assert (empty.first_ns, empty.last_ns, empty.devices) == (0, 0, ())
 

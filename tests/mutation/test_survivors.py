@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from joulelab.errors import UsageError
-from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.meter.figures import MACHINE_BASE, EnergyFigure, missing
 from joulelab.meter.health import CoreUse
 from joulelab.meter.importers.log_energy import (
     DeviceEnergy,
@@ -20,7 +20,15 @@ from joulelab.meter.importers.log_energy import (
     without_cooldown,
 )
 from joulelab.meter.importers.power_log import DeviceLog, Source
-from joulelab.meter.integrate import TwoPaths, both_paths, machine_energy, node_energy, peak_power_w, power_curve
+from joulelab.meter.integrate import (
+    TwoPaths,
+    both_paths,
+    component_energy,
+    machine_energy,
+    node_energy,
+    peak_power_w,
+    power_curve,
+)
 from joulelab.meter.integrate import device_energy as energy_of_series
 from joulelab.meter.marks import PhaseAggregate
 from joulelab.meter.series import SET_BACK, DeviceSeries, ReportedCell, load_trace
@@ -261,6 +269,23 @@ def test_constants_of_the_machine_have_a_gain_error_and_no_random_one():
     found = machine_energy(SimpleNamespace(devices=[model]), [(2 * 10**9, 12 * 10**9)])
     alone = energy_of_series(model, [(2 * 10**9, 12 * 10**9)])
     assert found.energy_j == pytest.approx(600.0) and found.half_width_j == pytest.approx(alone.half_width_j)
+    assert set(found.sources) == {*alone.sources, MACHINE_BASE, "constant:memory"}
+    dram = series(device="rapl:dram", component="dram", counter_ns=stamps(0, 10, 20), counter_j=np.array([0.0, 10, 20]))
+    with_dram = machine_energy(SimpleNamespace(devices=[model, dram]), [(2 * 10**9, 12 * 10**9)])
+    assert with_dram.energy_j == pytest.approx(310.0) and "constant:memory" not in with_dram.sources
+
+
+def test_a_component_without_a_counted_device_states_why():
+    shared = series(component="cpu", counted=False, facts={"reason": "the node is shared"})
+    trace = SimpleNamespace(devices=[shared, series(component="cpu", counted=False)], missing=())
+    assert component_energy(trace, "cpu", []).reason == "the node is shared"
+    assert (
+        component_energy(SimpleNamespace(devices=[shared], missing=()), "gpu", []).reason
+        == "no sensor for it was found"
+    )
+    lacking = SimpleNamespace(component="gpu", reason="no driver", fix="install it")
+    found = component_energy(SimpleNamespace(devices=[], missing=(lacking,)), "gpu", [])
+    assert (found.reason, found.fix) == ("no driver", "install it")
 
 
 def test_the_peak_of_stated_stages_leaves_out_those_without_one():

@@ -1,15 +1,17 @@
 """Budgets: whichever is used up first ends the training, the schedule follows it, and the end can be replayed."""
 
+import time
 from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 from pydantic import ValidationError
 from ragged_language import language_trainer
 
-from joulelab.errors import EndedBySignal
+from joulelab.errors import ConfigError, EndedBySignal
 from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.meter.sensors import Device
 from joulelab.meter.trace import LineFile, header
@@ -20,6 +22,7 @@ from joulelab.train.budget import (
     Budget,
     EarlyStopping,
     Position,
+    wait_for_energy_reading,
 )
 from joulelab.train.checkpoint import CheckpointFolder
 from joulelab.train.config import TrainingConfig
@@ -419,3 +422,21 @@ def test_patience_is_counted_since_the_best():
     assert old.evaluations_since_best == 1
     old.load_state({"best": 1.0})
     assert old.evaluations_since_best == 0
+
+
+def test_a_training_with_an_energy_budget_waits_for_a_reading_and_names_the_fix_without_one(monkeypatch):
+    readings, waited = [None, None, 7.5], []
+    run = SimpleNamespace(
+        spec=SimpleNamespace(energy=SimpleNamespace(sample_interval_s=5.0)), stop=SimpleNamespace(check=list)
+    )
+    live = SimpleNamespace(read_now=lambda estimates: readings.pop(0) if readings else None)
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: waited.append(seconds) or now.__setitem__(0, now[0] + 1.0))
+    config = TrainingConfig(epochs=None, max_energy_j=5.0)
+    assert wait_for_energy_reading(run, live, config) == 7.5 and len(waited) == 2
+    waited.clear()
+    with pytest.raises(ConfigError, match="no energy sensor works"):
+        wait_for_energy_reading(run, live, config)
+    assert len(waited) == 11  # twice the interval of 5 s
+    assert (Position().step, Position().tokens) == (0, 0)
