@@ -118,11 +118,12 @@ def at_80_columns(*runs):
 def test_one_running_run_is_a_list_of_all_its_readings():
     text = at_80_columns(RUNNING)
     for line in (
-        "stage               student.train",
-        "energy so far       2.13 J, estimated",
-        "per token           39.7 µJ at 9359 tokens per second",
-        "left in this stage  1 min 01 s, 389 J, 20.0 to 30.0 mgCO2e (87 % done)",
-        "CPU contention      other processes used 1.9 of 2 CPU cores",
+        "Energy so far       2.13 J, estimated",
+        "Stage               student.train",
+        "Power now           0.372 W (estimated)",
+        "Tokens per second   9359 (39.7 µJ per token, estimated)",
+        "Left in this stage  1 min 01 s (389 J, 20.0 to 30.0 mgCO2e, estimated)",
+        "Warning             CPU contention: other processes used 1.9 of 2 CPU cores.",
     ):
         assert line in text, text
 

@@ -38,7 +38,7 @@ def test_a_measured_block_is_drawn_while_it_runs_and_ends_with_its_result(shell,
             sum(range(5_000))
     view._thread.join(20)
     middle = shown[-2]
-    for text in ("running", "energy so far", "estimated", "program.run", "<polyline", "<rect", "highest"):
+    for text in ("running", "Energy so far", "estimated", "program.run", "<polyline", "<rect", "highest"):
         assert text in middle
     assert all("<b>block" not in html for html in shown) and "&lt;b&gt;block" in middle
     assert figure_text(m.record.best_energy) in shown[-1] and "run directory" in shown[-1]

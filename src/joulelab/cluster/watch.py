@@ -23,6 +23,7 @@ from joulelab.meter.health import core_use, most_contended, throttle_reasons_tex
 from joulelab.meter.monitor.tally import LiveTraces
 from joulelab.meter.sensors.cpu import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
 from joulelab.meter.trace import NewLines
+from joulelab.report.opening import Tile
 from joulelab.report.tables.grid import Grid, make_grid, without_empty_columns
 from joulelab.report.wording import NOTHING, grams, rate
 from joulelab.runs.groups import load_group
@@ -469,31 +470,54 @@ def _runs_grid(watched: WatchedJobs) -> Grid:
 
 
 def live_rows(run: LiveRun) -> list[tuple[str, str]]:
-    """Titles and texts of everything that is known about a running run."""
-    rows = [("run", f"{run.label}: {run.status}"), ("stage", run.stage), ("energy so far", energy_text_of(run))]
-    if run.power_w is not None:
-        parts = f" ({text})" if (text := components_text(run)) else ""
-        rows.append(("power", power_text(run.power_w) + parts))
+    """Everything that is known about a running run, as lines of a terminal or a notebook."""
+    rows = [("Run", f"{run.label}: {run.status}"), ("Energy so far", energy_text_of(run))]
+    rows += [(tile.title, f"{tile.value} ({tile.remark})" if tile.remark else tile.value) for tile in now_tiles(run)]
+    rows += [(f"Budget: {use.name}", f"{use.text} ({percent_text(use.fraction, 0)})") for use in run.budgets]
+    return rows + [("Warning", text) for text in flags(run)]
+
+
+def now_tiles(live: LiveRun) -> tuple[Tile, ...]:
+    """The latest readings; a value that is not known has no tile."""
+    estimated = "estimated" if live.estimated else ""
+    tiles = [Tile("Stage", live.stage or live.status, f"attempt {live.attempt}" if live.attempt > 1 else "")]
+    if live.power_w is not None:
+        tiles.append(Tile("Power now", power_text(live.power_w), estimated or components_text(live)))
     for item, per_s, each in (
-        ("token", run.tokens_per_s, run.j_per_token),
-        ("sample", run.samples_per_s, run.j_per_sample),
+        ("token", live.tokens_per_s, live.j_per_token),
+        ("sample", live.samples_per_s, live.j_per_sample),
     ):
-        if per_s and each is not None:
-            rows.append((f"per {item}", f"{with_prefix(each, 'J')} at {rate(per_s, '')} {item}s per second"))
+        if per_s:
+            energy = f"{with_prefix(each, 'J')} per {item}" if each is not None else ""
+            tiles.append(
+                Tile(f"{item.capitalize()}s per second", rate(per_s, ""), ", ".join(filter(None, [energy, estimated])))
+            )
             break
-    if run.loss is not None:
-        rows.append(("loss", f"{run.loss:.4f}"))
-    if run.left_s is not None:
-        left = [duration_text(run.left_s), energy_text(run.left_j) if run.left_j is not None else ""]
-        left.append(grams(*run.left_co2e_g) if run.left_co2e_g is not None else "")
-        done = f" ({percent_text(run.fraction, 0)} done)" if run.fraction is not None else ""
-        rows.append(("left in this stage", ", ".join(filter(None, left)) + done))
-    if run.contention:
-        rows.append(("CPU contention", run.contention))
-    throttled = sorted({f"{one.title}: {reason}" for one in run.devices for reason in one.throttling})
-    if throttled:
-        rows.append(("throttling", ", ".join(throttled)))
-    return rows
+    if live.loss is not None:
+        tiles.append(Tile("Loss", f"{live.loss:.4f}"))
+    if live.left_s is not None:
+        left = [energy_text(live.left_j)] if live.left_j is not None else []
+        if live.left_co2e_g is not None:
+            left.append(grams(*live.left_co2e_g))
+        remark = ", ".join(filter(None, [*left, estimated if left else ""]))
+        tiles.append(Tile("Left in this stage", duration_text(live.left_s), remark))
+    return tuple(tiles)
+
+
+def flags(live: LiveRun) -> list[str]:
+    """What makes the measurement doubtful at this moment, as sentences."""
+    found = [
+        f"Throttling of {device_title(live, device)}: {', '.join(device.throttling)}."
+        for device in live.devices
+        if device.throttling
+    ]
+    if live.contention:
+        found.append(f"CPU contention: {live.contention}.")
+    return found
+
+
+def device_title(live: LiveRun, device: LiveDevice) -> str:
+    return f"{device.host} {device.title}" if len(live.hosts) > 1 else device.title
 
 
 def components_text(run: LiveRun) -> str:

@@ -15,19 +15,19 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from joulelab.cluster.watch import LiveDevice, LiveRun, RunWatcher, components_text
+from joulelab.cluster.watch import LiveRun, RunWatcher, device_title
 from joulelab.errors import JoulelabError
 from joulelab.report.figures.chart_base import Figure, stages_of_run
 from joulelab.report.figures.power_figures import attempt_traces, power_over_time
 from joulelab.report.figures.training_figures import curve_points, loss_of_run
-from joulelab.report.opening import Tile, run_sentences, run_tiles
+from joulelab.report.opening import Tile, run_tiles
 from joulelab.report.page import figure_data
 from joulelab.report.tables.grid import Grid, make_grid, without_empty_columns
 from joulelab.report.tables.run_tables import run_remarks, summary_grids
-from joulelab.report.wording import NOTHING, grams, rate
+from joulelab.report.wording import NOTHING
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.store import load_record
-from joulelab.units import duration_text, energy_text, percent_text, power_text, with_prefix
+from joulelab.units import duration_text, energy_text, percent_text, power_text
 
 POLL_S = 1.0
 REPORT_S = 2.0
@@ -44,7 +44,6 @@ class ReportSoFar:
     """What is computed from the whole trace."""
 
     tiles: tuple[Tile, ...] = ()
-    sentences: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     grids: tuple[Grid, ...] = ()
     figures: dict[str, Figure] = field(default_factory=dict)
@@ -84,7 +83,6 @@ def report_so_far(folder: Path) -> ReportSoFar:
     }
     return ReportSoFar(
         tiles=tuple(tile for tile in run_tiles(record) if tile.title != "Grade"),  # given when the run ends
-        sentences=run_sentences(record),
         remarks=tuple(run_remarks(record)),
         grids=tuple(summary_grids(record)),
         figures={name: figure for name, figure in figures.items() if figure is not None},
@@ -139,49 +137,6 @@ class RunFeed:
             self._report_due_s = time.monotonic() + max(REPORT_S, spent_s / _LOAD)
 
 
-def now_tiles(live: LiveRun) -> tuple[Tile, ...]:
-    """The latest readings; a value that is not known has no tile."""
-    estimated = "estimated" if live.estimated else ""
-    tiles = [Tile("Stage", live.stage or live.status, f"attempt {live.attempt}" if live.attempt > 1 else "")]
-    if live.power_w is not None:
-        tiles.append(Tile("Power now", power_text(live.power_w), estimated or components_text(live)))
-    for item, per_s, each in (
-        ("token", live.tokens_per_s, live.j_per_token),
-        ("sample", live.samples_per_s, live.j_per_sample),
-    ):
-        if per_s:
-            energy = f"{with_prefix(each, 'J')} per {item}" if each is not None else ""
-            tiles.append(
-                Tile(f"{item.capitalize()}s per second", rate(per_s, ""), ", ".join(filter(None, [energy, estimated])))
-            )
-            break
-    if live.loss is not None:
-        tiles.append(Tile("Loss", f"{live.loss:.4f}"))
-    if live.left_s is not None:
-        left = [energy_text(live.left_j)] if live.left_j is not None else []
-        if live.left_co2e_g is not None:
-            left.append(grams(*live.left_co2e_g))
-        remark = ", ".join(filter(None, [*left, estimated if left else ""]))
-        tiles.append(Tile("Left in this stage", duration_text(live.left_s), remark))
-    return tuple(tiles)
-
-
-def flags(live: LiveRun) -> list[str]:
-    """What makes the measurement doubtful at this moment."""
-    found = [
-        f"Throttling of {_title(live, device)}: {', '.join(device.throttling)}."
-        for device in live.devices
-        if device.throttling
-    ]
-    if live.contention:
-        found.append(f"CPU contention: {live.contention}.")
-    return found
-
-
-def _title(live: LiveRun, device: LiveDevice) -> str:
-    return f"{device.host} {device.title}" if len(live.hosts) > 1 else device.title
-
-
 def devices_grid(live: LiveRun) -> Grid:
     """GPUs first, host by host."""
     order = list(live.component_powers_w)
@@ -191,7 +146,7 @@ def devices_grid(live: LiveRun) -> Grid:
     )
     rows = [
         (
-            _title(live, device),
+            device_title(live, device),
             NOTHING if device.power_w is None else power_text(device.power_w),
             energy_text(device.energy_j),
             NOTHING if device.utilization_percent is None else percent_text(device.utilization_percent / 100, 0),

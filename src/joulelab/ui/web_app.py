@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import uvicorn
 from starlette.applications import Starlette
@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 import joulelab
 from joulelab.cluster.submission import stop_run, stop_text
-from joulelab.cluster.watch import LiveRun
+from joulelab.cluster.watch import LiveRun, flags, now_tiles
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
 from joulelab.report.compare.method_rows import select
 from joulelab.report.page import (
@@ -45,7 +45,7 @@ from joulelab.runs.paths import GROUPS_FOLDER
 from joulelab.runs.record import RunRecord
 from joulelab.runs.store import load_record
 from joulelab.ui.access import LOOPBACK, Access
-from joulelab.ui.run_view import FIGURES, POLL_S, ReportSoFar, RunFeed, devices_grid, flags, hosts_grid, now_tiles
+from joulelab.ui.run_view import FIGURES, POLL_S, ReportSoFar, RunFeed, devices_grid, hosts_grid
 from joulelab.ui.store_view import REFRESH_S, TITLES, StoreView
 
 HERE = Path(__file__).parent
@@ -183,7 +183,7 @@ class Server:
         module = self._templates.get_template("live.html.j2").module
         grids = [grid for grid in (hosts_grid(live), devices_grid(live)) if grid and grid.rows]
         return {
-            "now": str(module.now(now_tiles(live))),  # type: ignore[attr-defined]  # macros of the template
+            "now": str(module.tiles(now_tiles(live))),  # type: ignore[attr-defined]  # macros of the template
             "budgets": str(module.budgets(live.budgets)),  # type: ignore[attr-defined]
             "flags": str(module.flags(flags(live))),  # type: ignore[attr-defined]
             "devices": str(module.grids(grids)),  # type: ignore[attr-defined]
@@ -193,7 +193,7 @@ class Server:
     def _report_parts(self, report: ReportSoFar) -> dict[str, str]:
         module = self._templates.get_template("live.html.j2").module
         return {
-            "tiles": str(module.result(report.tiles)),  # type: ignore[attr-defined]
+            "tiles": str(module.tiles(report.tiles)),  # type: ignore[attr-defined]
             "remarks": str(module.flags(report.remarks)),  # type: ignore[attr-defined]
             "numbers": str(module.grids(report.grids)),  # type: ignore[attr-defined]
         }
@@ -257,8 +257,7 @@ class Server:
 
     def _report(self, page: Page, named: Sequence[tuple[str, str]], record: RunRecord | None = None) -> Response:
         address = f"/report.html?{urlencode(list(named))}"
-        context = page_context(page)
-        return self._html("report.html.j2", offline=address, record=record, quote=quote, **context)
+        return self._html("report.html.j2", offline=address, record=record, **page_context(page))
 
     async def _offline_page(self, request: Request) -> Response:
         def written() -> tuple[str, str]:

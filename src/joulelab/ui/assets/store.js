@@ -120,7 +120,9 @@ function line(row, place) {
   row.cells.slice(1).forEach((text, rest) => {
     const right = titles[rest + 1].dataset.number === "true";
     const badge = titles[rest + 1].textContent === "Status";
-    const made_cell = cell("td", badge ? "" : text, (right ? "right" : "left") + (text === "-" ? " none" : ""));
+    // energy is folded after a comma only: amount and method
+    const shownText = rest === 0 && !isGroups() ? text.replace(/([^,]) /g, "$1\u00a0") : text;
+    const made_cell = cell("td", badge ? "" : shownText, (right ? "right" : "left") + (text === "-" ? " none" : ""));
     if (badge) made_cell.append(cell("span", text, "status " + row.status));
     made.append(made_cell);
   });
