@@ -95,11 +95,13 @@
   }
 
   const places = Array.from(document.querySelectorAll(".chart"));
-  const drawAll = () => Promise.all(places.filter((place) => specs[place.dataset.chart]).map(draw));
+  // the live pages have places for charts whose data comes later
+  const known = () => places.filter((place) => specs[place.dataset.chart]);
+  const drawAll = () => Promise.all(known().map(draw));
   drawAll();
   narrow.addEventListener("change", drawAll);
   // A part that opens draws the charts whose box has another width than they were drawn for.
-  window.view.redraw = (part) => places
+  window.view.redraw = (part) => known()
     .filter((place) => part.contains(place) && Number(place.dataset.width) !== place.clientWidth)
     .forEach(draw);
 
