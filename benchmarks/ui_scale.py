@@ -25,8 +25,8 @@ import psutil
 from store_scale import make
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from browser import BROWSERS, FLAGS
-from ui_server import Server
+from browser import BROWSERS, FLAGS  # type: ignore[import-not-found]
+from ui_server import Server  # type: ignore[import-not-found]
 
 from joulelab.clock import NS
 from joulelab.runs.index import LISTING, IndexReporter, listed

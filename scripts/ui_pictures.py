@@ -3,7 +3,7 @@
     python scripts/ui_pictures.py [--keep FOLDER] [PICTURE ...]
 
 Small models are trained on the CPU; four simulated H200 (tests/nvml_sim) and two simulated packages with memory report
-power, temperature and throttling. The live pages are taken while the charts are a few seconds old. Needs Chromium,
+power, temperature and throttling. The live pages are taken while the charts are less than a minute old. Needs Chromium,
 playwright, a C compiler and the sample models. `--keep` uses the runs of a previous call.
 """
 
@@ -28,10 +28,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from browser import BROWSERS, FLAGS  # noqa: E402
-from nvml_sim.driver import NvmlSim, Points, SimGpu, build  # noqa: E402
-from rapl_tree import domain  # noqa: E402
-from ui_server import Server  # noqa: E402
+from browser import BROWSERS, FLAGS  # type: ignore[import-not-found]  # noqa: E402
+from nvml_sim.driver import NvmlSim, Points, SimGpu, build  # type: ignore[import-not-found]  # noqa: E402
+from rapl_tree import domain  # type: ignore[import-not-found]  # noqa: E402
+from ui_server import Server  # type: ignore[import-not-found]  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 PICTURES = ("ui-light", "ui-dark", "ui-phone", "ui-store")
@@ -44,7 +44,7 @@ SMALL = (
     "teacher.training.max_steps=12",
     "training.max_steps=30",
 )
-LIVE = ("--size", "tiny", "--max_steps", "4000", "name=student", "label=student, lr 5e-5", "tags=[paper]")
+LIVE = ("--size", "tiny", "--max_steps", "20000", "name=student", "label=student, lr 5e-5", "tags=[paper]")
 
 
 def simulated_gpus(folder: Path, mean_w: float = 590.0) -> NvmlSim:
@@ -120,8 +120,8 @@ def finished_runs(lab: Lab) -> None:
 
 @contextmanager
 def live_run(lab: Lab) -> Iterator[str]:
-    """The id of a training that has run for two minutes."""
-    budgets = ("training.max_energy_j=9e5", "energy.idle_before_s=5")
+    """The id of a training that has run for more than a minute."""
+    budgets = ("training.max_energy_j=2e6",)
     command, env = lab.command("train", "gpt2", *LIVE, *budgets)
     known = {path.name for path in lab.store.iterdir()}
     process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -130,7 +130,7 @@ def live_run(lab: Lab) -> Iterator[str]:
         if found and (lab.store / found[0] / "metrics.jsonl").exists():
             break
         time.sleep(0.2)
-    time.sleep(100)
+    time.sleep(75)
     try:
         yield found[0]
     finally:
@@ -158,7 +158,7 @@ def take(server: Server, run_id: str, browser: Any, wanted: list[str]) -> None:
         else:
             page.goto(f"{server.address}/runs/{run_id}")
             page.wait_for_selector("#live-power svg .mark-line path", state="attached")
-            page.wait_for_function("document.querySelector('#part-age').textContent === ''")
+            page.wait_for_function("!/min|Computing/.test(document.querySelector('#part-age').textContent)")
         page.screenshot(path=IMAGES / f"{name}.png")
         context.close()
 

@@ -26,6 +26,13 @@ def test_a_counter_window_is_the_difference_of_two_readings(tmp_path):
     assert figure.gain_error_rel == 0.05
 
 
+def test_joules_without_errors_are_those_of_the_figure(tmp_path):
+    windows = [(at(2.2), at(7.1)), (at(9), at(12.7))]
+    for counter in (True, False):
+        curve = steady(tmp_path / f"{counter}.jsonl", counter=counter).devices[0].best_path
+        assert curve.joules(windows) == curve.energy(windows)[0] == pytest.approx(1720, rel=0.01)
+
+
 def test_without_a_counter_power_is_integrated_and_reported_as_such(tmp_path):
     figure = component_energy(steady(tmp_path / "t.jsonl", counter=False), "gpu", [(at(2.2), at(12.7))])
     assert figure.energy_j == pytest.approx(2100)

@@ -110,9 +110,7 @@ class EnergyCurve:
 
     def energy(self, windows: Sequence[tuple[int, int]]) -> tuple[float, tuple[ErrorComponent, ...], float]:
         """Joules of disjoint windows, their errors by cause, and the seconds that were covered."""
-        # Integer nanoseconds are subtracted before the conversion: a monotonic stamp of a machine
-        # that has been up for months has no room for nanoseconds in a double.
-        spans_s = np.sort((np.array(windows, dtype=np.int64).reshape(-1, 2) - self.origin_ns) / NS, axis=0)
+        spans_s = self._spans_s(windows)
         energy_j = self._joules(spans_s)
         covered_s = float(np.diff(np.interp(spans_s, self.edges_s, self._known_s)).sum())
         missing_s = float(np.diff(spans_s).sum()) - covered_s
@@ -137,6 +135,16 @@ class EnergyCurve:
             if any(joules)
         )
         return energy_j, errors, covered_s
+
+    def joules(self, windows: Sequence[tuple[int, int]]) -> float:
+        """The same without errors, about fifty times faster."""
+        return self._joules(self._spans_s(windows))
+
+    def _spans_s(self, windows: Sequence[tuple[int, int]]) -> Floats:
+        # Integer nanoseconds are subtracted before the conversion: a monotonic stamp of a machine
+        # that has been up for months has no room for nanoseconds in a double.
+        spans_s: Floats = np.sort((np.array(windows, dtype=np.int64).reshape(-1, 2) - self.origin_ns) / NS, axis=0)
+        return spans_s
 
     @cached_property
     def _energy_j(self) -> Floats:

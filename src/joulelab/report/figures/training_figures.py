@@ -279,7 +279,7 @@ class _EnergySoFar:
     def _between(self, attempt: int, start_ns: int, end_ns: int) -> float:
         devices = [d for d in self._traces[attempt].trace.devices if d.component in self._components and d.counted]
         paths = [path for device in devices if (path := device.best_path)]
-        return sum(path.energy([(start_ns, end_ns)])[0] for path in paths)
+        return sum(path.joules([(start_ns, end_ns)]) for path in paths)
 
 
 def quality_over_joules(comparison: Comparison, points: Sequence[Point]) -> Figure | None:
