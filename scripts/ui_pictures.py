@@ -143,7 +143,7 @@ def take(server: Server, run_id: str, browser: Any, wanted: list[str]) -> None:
         "ui-light": {"viewport": {"width": 1280, "height": 1120}},
         "ui-dark": {"viewport": {"width": 1280, "height": 1120}, "color_scheme": "dark"},
         "ui-phone": {"viewport": {"width": 390, "height": 1000}, "color_scheme": "light"},
-        "ui-store": {"viewport": {"width": 1280, "height": 1180}},
+        "ui-store": {"viewport": {"width": 1280, "height": 1300}},
     }
     for name in wanted:
         context = browser.new_context(**looks[name])

@@ -70,6 +70,7 @@ def test_runs_of_one_kind_have_a_trend_of_energy_per_item_as_recorded(made, stor
     for row in rows:
         assert row["joules"] == pytest.approx(records[row["run"]].stage("student.train").j_per_sample)
     assert not any("alone" in kind for kind in kinds), "one run has no trend"
+    assert '"minutes": "%H:%M"' in json.dumps(figure.spec), "13:10 is not shown as 01:10"
 
 
 def test_the_command_writes_the_page_into_the_store(store: Path) -> None:

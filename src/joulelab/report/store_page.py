@@ -136,8 +136,8 @@ def trend_figure(runs: Sequence[StoredRun]) -> Figure | None:
         name="kind", value=names[0], bind=alt.binding_select(options=names, name="Runs of the same kind ")
     )
     base = alt.Chart(alt.NamedData("trend")).transform_filter("datum.kind == kind")
-    # vega's own format changes to `03 AM` at full hours
-    x = alt.X("time:T", title="Start of the run", axis=alt.Axis(format={"hours": "%H:%M"}))
+    # vega's own formats are `03 AM` at full hours and `03:10` between them, without AM or PM
+    x = alt.X("time:T", title="Start of the run", axis=alt.Axis(format={"hours": "%H:%M", "minutes": "%H:%M"}))
     y = alt.Y("joules:Q", title="Energy per item (J)", scale=alt.Scale(zero=True), axis=alt.Axis(format="~s"))
     line = base.mark_line(opacity=0.4, color="#0072B2").encode(x=x, y=y)
     bars = base.mark_rule(opacity=0.6, color="#0072B2").encode(
