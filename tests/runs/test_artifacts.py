@@ -326,6 +326,7 @@ def test_the_split_with_the_largest_finished_part_is_joined_with_the_newest_of_e
     assert [part.key for part in find_shards(tmp_path, "key", lambda part: True)] == ["d-key", "c-key", "e-key"]
     found = find_shards(tmp_path, "key", lambda part: part.key in ("a-key", "d-key"))
     assert [part.key for part in found] == ["a-key"]
+    assert found[0].reused and found[0].bill.schema_version == 1
     assert find_shards(tmp_path, "other", lambda part: True) == []
 
 

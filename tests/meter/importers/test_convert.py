@@ -101,6 +101,7 @@ def test_a_trace_of_stated_energy(tmp_path):
     trace = load_trace(tmp_path / "out.jsonl")
     (found,) = trace.devices
     assert (found.component, found.method, trace.ended) == ("gpu", "integrated", True)
+    assert found.counted and found.facts["reported"] is True
     (cell,) = found.reported
     assert (cell.begin_ns, cell.end_ns, cell.energy_j, cell.peak_w) == (NS, 3 * NS, 9.0, 50.0)
     assert [one.component for one in trace.missing] == ["cpu"] and trace.offset_s == 499.0
@@ -127,7 +128,7 @@ def test_a_trace_of_readings(tmp_path):
     write_trace(log_of(holed, has_wall=False), file, tmp_path / "gap.jsonl")
     trace = load_trace(tmp_path / "gap.jsonl")
     assert [(one.mono_ns, one.reason) for one in trace.gaps] == [(3 * NS, "no reading for 7.0 s in the imported log")]
-    assert "timestamp" not in trace.header and trace.offset_s == 0.0
+    assert trace.devices[0].facts == {} and "timestamp" not in trace.header and trace.offset_s == 0.0
     write_trace(log_of(holed), file, tmp_path / "filled.jsonl", interpolate_gaps=True)
     trace = load_trace(tmp_path / "filled.jsonl")
     assert trace.gaps == () and trace.devices[0].facts["reason"] == "7.0 s without readings are interpolated"
@@ -167,6 +168,14 @@ def test_a_folder_has_each_stage_once(tmp_path):
     (tmp_path / "c" / "summary.json").write_text(json.dumps({"stages": stages}))
     runs, _ = read_folder(tmp_path, TimeRule())
     assert [[stage.name for stage in run.stages] for run in runs] == [["train", "eval"], ["alone"], ["log"]]
+
+
+def test_a_summary_of_one_stage_is_that_stage(tmp_path):
+    record = write_stage(tmp_path / "a" / "stage.json", "train", 100.0)
+    (tmp_path / "summary.json").write_text(json.dumps({"stages": {"train": record}, "experiment_name": "x"}))
+    runs, notes = read_folder(tmp_path, TimeRule("UTC"))
+    assert [[stage.name for stage in run.stages] for run in runs] == [["train"]] and notes == []
+    assert {path.name for run in runs for path in run.files} <= {"stage.json", "summary.json"}
 
 
 def test_a_folder_without_a_log_is_refused(tmp_path):

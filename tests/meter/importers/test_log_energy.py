@@ -74,6 +74,8 @@ def test_a_level_leaves_out_readings_next_to_a_change_except_at_the_ends_of_the_
     assert [(one.from_s, one.to_s, one.samples, one.mean_w) for one in high.segments] == [(7.0, 9.0, 3, 300.0)]
     assert _level(*curve((100, 6), (300, 3), (100, 6)), np.arange(15) // 6 == 1, FIRST_S, "x").samples == 4
     assert _level(times, watts, np.zeros(15, dtype=bool), FIRST_S, "x") is None
+    short = np.isin(np.arange(15), (5, 6, 7))
+    assert _level(times, watts, short, FIRST_S, "x") is None
     assert (low.power_w, low.spread_w, low.samples) == (100.0, 0.0, 8)
 
 
@@ -84,6 +86,12 @@ def test_two_levels_are_clear_if_they_are_far_apart():
     assert find_levels(*curve((100, 4), (300, 4)), FIRST_S) is not None
     assert find_levels(*curve((100, 8), (102, 8)), FIRST_S) is None
     assert find_levels(*curve((100, 8), (102.1, 8)), FIRST_S) is not None
+    assert find_levels(np.array([]), np.array([]), FIRST_S) is None
+    # 20 W apart and a spread of 20 W in the upper level: not clear, whichever level varies
+    times = FIRST_S + np.arange(16.0)
+    varied = np.array([120.0, 160.0] * 4)
+    assert find_levels(times, np.concatenate([np.full(8, 100.0), varied]), FIRST_S) is None
+    assert find_levels(times, np.concatenate([260 - varied, np.full(8, 160.0)]), FIRST_S) is None
     assert otsu_cut(np.array([1.0, 2.0, 9.0, 10.0])) == 5.5
 
 
@@ -109,7 +117,8 @@ def test_a_lower_level_after_the_load_is_its_cooldown():
 
 def test_idle_power_as_given():
     times, watts = curve((100, 5), (130, 5))
-    assert idle_level(times, watts, FIRST_S, IdleGiven(power_w=7.0)).power_w == 7.0
+    given = idle_level(times, watts, FIRST_S, IdleGiven(power_w=7.0))
+    assert (given.power_w, given.samples, given.spread_w) == (7.0, 0, None)
     found = idle_level(times, watts, FIRST_S, IdleGiven(window_s=(4.0, 5.0)))
     assert (found.power_w, found.samples, found.spread_w) == (115.0, 2, pytest.approx(30 / math.sqrt(2)))
     assert idle_level(times, watts, FIRST_S, IdleGiven()) is None
@@ -177,6 +186,8 @@ def test_methods_of_energy():
     assert method(power_watts=[5.0, 5.0], energy_counter_j=[0.0, 6.0]) == ("counter", 6.0)
     assert method("cpu_estimate", energy_counter_j=[0.0, 6.0]) == ("estimated", 6.0)
     assert method() == ("missing", None)
+    single = DeviceLog(Source("gpu:0"), np.array([100.0]), {"energy_counter_j": np.array([5.0])})
+    assert (device_energy(single).counter_s, device_energy(single).counter_j) == (0.0, None)
 
 
 def test_a_log_without_a_gpu_or_without_readings_is_refused():
