@@ -3,6 +3,7 @@
 import math
 import threading
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from joulelab.train.checkpoint import CheckpointFolder, ModelState
 from joulelab.train.config import TrainingConfig
 from joulelab.train.stats.hooks import NoOpStats, StatsList, TrainerStats
 from joulelab.train.stats.phase_times import SimpleStats
-from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks, learning_rate_factor
+from joulelab.train.trainer import SimpleTrainer, Trainer, TrainerCallbacks, learning_rate_factor
 from joulelab.zoo.objective import ObjectiveOutput
 
 
@@ -348,3 +349,36 @@ def test_a_full_disk_is_warned_about_and_does_not_end_training(tmp_path):
     trainer(Ragged([8] * 4), around=around, checkpoint_every_steps=1).train()
     assert len(warnings) == 3, "none after the last step, when the model is about to become an artifact"
     assert "No space left" in warnings[0]
+
+
+def test_ranks_take_turns_and_a_report_has_the_rate_of_the_first_group():
+    taken, logged = [], []
+    trainer = SimpleNamespace(
+        _input=SimpleNamespace(take=taken.append), position=Position(drawn=6), ranks=SimpleNamespace(rank=1, world=2),
+        _running_loss=SimpleNamespace(pop_means=lambda ranks: (0.5, {})), _require_finite=lambda loss: None,
+        stats=SimpleNamespace(log_loss=lambda loss: None), budget=SimpleNamespace(fraction=lambda position: 0.25),
+        optimizer=SimpleNamespace(param_groups=[{"lr": 0.1}, {"lr": 0.2}]),
+        callbacks=SimpleNamespace(on_log=logged.append),
+    )  # fmt: skip
+    Trainer.next_batch(trainer)
+    Trainer.next_batch(trainer)
+    assert taken == [7, 9] and trainer.position.drawn == 10
+    assert Trainer.log(trainer) == 0.5 and (logged[0].learning_rate, logged[0].fraction) == (0.1, 0.25)
+
+
+def test_warmup_steps_multiply_a_decay_that_runs_from_the_first_step():
+    """Third of four warm-up steps, a quarter of the budget spent: 3/4 of the linear decay's 3/4; without, of the peak."""
+
+    def rate(**config):
+        config = TrainingConfig(schedule="linear", learning_rate=1.0, **config)
+        groups = [{"lr": 0.0}]
+        trainer = SimpleNamespace(
+            config=config, position=Position(step=2), optimizer=SimpleNamespace(param_groups=groups),
+            budget=SimpleNamespace(fraction_amid=lambda position, tokens: 0.25),
+        )  # fmt: skip
+        Trainer._set_learning_rate(trainer, 10)
+        return groups[0]["lr"]
+
+    assert rate(warmup_steps=4) == pytest.approx(0.75 * learning_rate_factor("linear", 0.25, 0.0))
+    assert rate(warmup_steps=2) == pytest.approx(learning_rate_factor("linear", 0.25, 0.0)) == pytest.approx(0.75)
+    assert rate(warmup_share=0.5) == pytest.approx(learning_rate_factor("linear", 0.25, 0.5))
