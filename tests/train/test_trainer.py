@@ -367,7 +367,7 @@ def test_ranks_take_turns_and_a_report_has_the_rate_of_the_first_group():
 
 
 def test_warmup_steps_multiply_a_decay_that_runs_from_the_first_step():
-    """Third of four warm-up steps, a quarter of the budget spent: 3/4 of the linear decay's 3/4; without, of the peak."""
+    """Third of four warm-up steps, a quarter of the budget spent: 3/4 of the linear decay's 3/4."""
 
     def rate(**config):
         config = TrainingConfig(schedule="linear", learning_rate=1.0, **config)

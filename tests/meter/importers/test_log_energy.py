@@ -87,11 +87,12 @@ def test_two_levels_are_clear_if_they_are_far_apart():
     assert find_levels(*curve((100, 8), (102, 8)), FIRST_S) is None
     assert find_levels(*curve((100, 8), (102.1, 8)), FIRST_S) is not None
     assert find_levels(np.array([]), np.array([]), FIRST_S) is None
-    # 20 W apart and a spread of 20 W in the upper level: not clear, whichever level varies
+    assert find_levels(np.array([FIRST_S]), np.array([5.0]), FIRST_S) is None
+    # 71 W apart and a spread of 24 W in one of the levels: not clear, whichever level varies
     times = FIRST_S + np.arange(16.0)
-    varied = np.array([120.0, 160.0] * 4)
+    varied = np.array([145.0, 190.0] * 4)
     assert find_levels(times, np.concatenate([np.full(8, 100.0), varied]), FIRST_S) is None
-    assert find_levels(times, np.concatenate([260 - varied, np.full(8, 160.0)]), FIRST_S) is None
+    assert find_levels(times, np.concatenate([varied, np.full(8, 235.0)]), FIRST_S) is None
     assert otsu_cut(np.array([1.0, 2.0, 9.0, 10.0])) == 5.5
 
 
