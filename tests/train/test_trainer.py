@@ -9,13 +9,21 @@ import pytest
 import torch
 from torch import nn
 
-from joulelab.errors import CorruptedFile, EndedBySignal, NonFiniteLoss
+from joulelab.errors import ConfigError, CorruptedFile, EndedBySignal, NonFiniteLoss
 from joulelab.train.budget import Position
 from joulelab.train.checkpoint import CheckpointFolder, ModelState
 from joulelab.train.config import TrainingConfig
 from joulelab.train.stats.hooks import NoOpStats, StatsList, TrainerStats
 from joulelab.train.stats.phase_times import SimpleStats
-from joulelab.train.trainer import SimpleTrainer, Trainer, TrainerCallbacks, learning_rate_factor
+from joulelab.train.trainer import (
+    Prefetcher,
+    RunningLoss,
+    SimpleTrainer,
+    Trainer,
+    TrainerCallbacks,
+    learning_rate_factor,
+    load_trainer,
+)
 from joulelab.zoo.objective import ObjectiveOutput
 
 
@@ -382,3 +390,76 @@ def test_warmup_steps_multiply_a_decay_that_runs_from_the_first_step():
     assert rate(warmup_steps=4) == pytest.approx(0.75 * learning_rate_factor("linear", 0.25, 0.0))
     assert rate(warmup_steps=2) == pytest.approx(learning_rate_factor("linear", 0.25, 0.0)) == pytest.approx(0.75)
     assert rate(warmup_share=0.5) == pytest.approx(learning_rate_factor("linear", 0.25, 0.5))
+
+
+def test_the_mean_loss_is_over_the_counts_of_all_ranks_and_the_sums_start_again():
+    running, alone = RunningLoss(torch.device("cpu")), SimpleNamespace(sum=list)
+    for loss, part, count in ((6.0, 2.0, 3), (4.0, 1.0, 2)):
+        running.add(SimpleNamespace(loss_sum=torch.tensor(loss), parts={"kl": torch.tensor(part)}, count=count))
+    assert running.peek() == 10.0 and running.state()["count"] == 5
+    assert running.pop_means(SimpleNamespace(sum=lambda values: [2 * one for one in values])) == (2.0, {"kl": 0.6})
+    assert running.peek() == 0.0 and running.state() == {"sums": {}, "count": 0}
+    assert math.isnan(running.pop_means(alone)[0])
+    running.add(SimpleNamespace(loss_sum=torch.tensor(3.0), parts={}, count=0))
+    assert running.pop_means(alone) == (3.0, {})
+
+
+def test_the_next_batches_are_prepared_while_one_is_used_and_dropped_after_a_rewind():
+    """Three batches per epoch, two ahead, of every second number."""
+    prepared = []
+
+    class Source:
+        batches_per_epoch = 3
+
+        def at(self, epoch, index):
+            prepared.append((epoch, index))
+            return SimpleNamespace(to=lambda device: (epoch, index))
+
+    ahead = Prefetcher(Source(), torch.device("cpu"), 2, stride=2)
+    assert [ahead.take(number) for number in (0, 2, 4)] == [(0, 0), (0, 2), (1, 1)]
+    ahead.close()
+    assert prepared[:5] == [(0, 0), (0, 2), (1, 1), (2, 0), (2, 2)][: len(prepared)] and len(prepared) <= 5
+    again = Prefetcher(Source(), torch.device("cpu"), 1)
+    assert [again.take(number) for number in (0, 1, 0, 5)] == [(0, 0), (0, 1), (0, 0), (1, 2)]
+    again.close()
+    prepared.clear()
+    plain = Prefetcher(Source(), torch.device("cpu"), 0)
+    assert plain.take(4) == (1, 1) and prepared == [(1, 1)]
+    plain.close()
+
+
+def test_the_schedules_by_hand():
+    assert [learning_rate_factor("linear", at, 0.2) for at in (0.0, 0.1, 0.2, 0.6, 1.0)] == pytest.approx(
+        [0, 0.5, 1, 0.5, 0]
+    )
+    assert [learning_rate_factor("cosine", at, 0.0) for at in (0.0, 1 / 3, 0.5, 1.0)] == pytest.approx(
+        [1, 0.75, 0.5, 0]
+    )
+    assert learning_rate_factor("constant", 0.9, 0.1) == 1.0 and learning_rate_factor("linear", 1.5, 0.0) == 0.0
+
+
+def test_the_seed_of_rounding_is_the_first_ranks_and_fp32_draws_none():
+    torch.manual_seed(3)
+    drawn = int(torch.randint(2**31, ()))
+    for is_first, seed in ((True, drawn), (False, 0)):
+        torch.manual_seed(3)
+        ranks = SimpleNamespace(is_first=is_first, sum=list)
+        trainer = SimpleNamespace(config=SimpleNamespace(weights="bf16"), ranks=ranks)
+        assert SimpleTrainer._rounding_seed(trainer) == seed
+    torch.manual_seed(3)
+    assert SimpleTrainer._rounding_seed(SimpleNamespace(config=SimpleNamespace(weights="fp32"))) == 0
+    assert int(torch.randint(2**31, ())) == drawn
+
+
+def test_a_file_must_define_one_trainer(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from joulelab.train.trainer import SimpleTrainer\nLIMIT = 3\nclass Helper: pass\n"
+        "class Mine(SimpleTrainer): pass\n"
+    )
+    assert load_trainer(str(file)).__name__ == "Mine" and load_trainer("") is SimpleTrainer
+    for text, found in (("", "none"), ("class A(SimpleTrainer): pass\nclass B(SimpleTrainer): pass\n", "A, B")):
+        other = tmp_path / f"other{len(text)}.py"
+        other.write_text("from joulelab.train.trainer import SimpleTrainer\n" + text)
+        with pytest.raises(ConfigError, match=f"found {found}"):
+            load_trainer(str(other))
