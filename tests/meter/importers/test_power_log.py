@@ -47,6 +47,8 @@ def test_a_clock_that_was_set_back_continues_after_one_median_step():
     assert seconds == [100, 101, 102, 103, 104, 105, 106] and steps == (-53.0, -32.0)
     # a second pass over the same time, a quarter of a step after the first
     assert ordered(0, 1, 2, 3, 4, 5, 2.25, 3.25, 4.25) == ([0, 1, 2, 3, 4, 5, 6, 7, 8], 0, (-3.75,))
+    # regular steps lead out of the block, although it is in a gap
+    assert ordered(0, 1, 2, 20, 21, 22, 15, 16, 17, 18, 19, 20, 21, 22)[1:] == (0, (-8.0,))
     assert ordered(10, 5) == ([10, 15], 0, (-10.0,))
 
 
