@@ -535,6 +535,27 @@ def test_artifacts_of_this_run_have_the_energy_of_its_stages_and_others_their_ow
     assert made == ("a",) and [(one.key, one.joules) for one in lineage] == [("a", 10.0), ("b", -1)]
 
 
+def test_items_of_setup_belong_to_the_stage_of_setup():
+    """12 samples, 4 of them while compiling; work that was lost is counted again by the later attempt."""
+
+    def attempt(number, samples, windows=()):
+        opening = SimpleNamespace(setup_counts={"samples": 4})
+        events = SimpleNamespace(
+            counts={"train": {"samples": samples}}, openings={"train": [opening]} if number == 1 else {}
+        )
+        return SimpleNamespace(rank=0, number=number, host="h", events=events, windows=dict.fromkeys(windows)), []
+
+    train, setup = StageKind("student", "train"), StageKind("setup", "compile", part_of="train")
+    assert assemble._count([attempt(1, 12)], "train", train, "samples") == 8
+    assert assemble._count([attempt(1, 12)], "compile", setup, "samples") == 4
+    assert assemble._count([attempt(1, 12)], "compile", setup, "tokens") is None
+    assert assemble._count([attempt(1, 12)], "train", train._replace(part_of="x"), "samples") == 8
+    assert assemble._count([attempt(1, 12)], "train", StageKind("setup", "start"), "samples") == 8
+    assert assemble._count([attempt(1, 12), attempt(2, 10)], "train", train, "samples") == 8
+    lost = [attempt(1, 12), attempt(2, 10, [assemble.repeated_name("train")])]
+    assert assemble._count(lost, "train", train, "samples") == 6
+
+
 def test_the_mutator_changes_one_place_at_a_time():
     source = (
         "def f(a: int = 1) -> int:\n    'no 1 here'\n    if a > 0 and a != 2:\n        return a + 1\n    return 0\n"

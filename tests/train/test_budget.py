@@ -22,6 +22,7 @@ from joulelab.train.budget import (
     Budget,
     EarlyStopping,
     Position,
+    require_energy_reading,
     wait_for_energy_reading,
 )
 from joulelab.train.checkpoint import CheckpointFolder
@@ -440,3 +441,14 @@ def test_a_training_with_an_energy_budget_waits_for_a_reading_and_names_the_fix_
         wait_for_energy_reading(run, live, config)
     assert len(waited) == 11  # twice the interval of 5 s
     assert (Position().step, Position().tokens) == (0, 0)
+
+
+def test_a_reading_is_required_only_for_an_energy_budget(monkeypatch):
+    asked = []
+    monkeypatch.setattr("joulelab.train.budget.wait_for_energy_reading", lambda run, live, config: asked.append(config))
+    run = SimpleNamespace(meter=SimpleNamespace(live=lambda: None))
+    metered, plain = TrainingConfig(epochs=None, max_energy_j=5.0), TrainingConfig(epochs=1.0)
+    require_energy_reading(run, metered, None, plain)
+    assert asked == [metered]
+    require_energy_reading(run, plain, energy_j=3.0)
+    assert asked == [metered, plain] and EarlyStopping(1).state()["evaluations_since_best"] == 0

@@ -131,6 +131,7 @@ def test_a_trace_of_readings(tmp_path):
     assert trace.devices[0].facts == {} and "timestamp" not in trace.header and trace.offset_s == 0.0
     write_trace(log_of(holed), file, tmp_path / "filled.jsonl", interpolate_gaps=True)
     trace = load_trace(tmp_path / "filled.jsonl")
+    assert trace.devices[0].facts["interpolate_gaps"] is True and trace.header["mono_ns"] == NS
     assert trace.gaps == () and trace.devices[0].facts["reason"] == "7.0 s without readings are interpolated"
 
 
