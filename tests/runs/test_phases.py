@@ -26,7 +26,7 @@ def test_a_signal_and_its_echo_are_one_request_and_a_record_being_written_is_lef
     now[0] += 0.5
     stop._receive(15, None)
     assert stop.signum == 10
-    now[0] += 5
+    now[0] += 31
     with pytest.raises(EndedBySignal):
         stop._receive(15, None)
     stop.ignore_repeats()
