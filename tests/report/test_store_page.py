@@ -15,7 +15,7 @@ from joulelab.meter.figures import MACHINE_BASE
 from joulelab.report.page import write_report
 from joulelab.report.store_page import store_page, store_tiles, stored_runs, trend_figure
 from joulelab.report.tables.run_list import LIST_TITLES
-from joulelab.runs.index import LIST_ROW, VERSION, IndexReporter, row_of
+from joulelab.runs.index import LIST_ROW, VERSION, IndexReporter, per_item, row_of
 
 QUIET = IndexReporter(lambda text: None, lambda count: None)
 
@@ -48,8 +48,18 @@ def test_rows_of_the_index_change_only_with_its_version(made) -> None:
     """They are computed when a run is read: after a change of their texts, increase VERSION, then change this."""
     row = json.loads(row_of(made.demo_records()[0])[LIST_ROW])
     texts = ("870 J ±70 %, estimated", "teacher", "done", "87.4 %", "99 %", "142 mJ/sample", "2 min 14 s", "C")
-    assert (VERSION, *row["cells"][1:9]) == (10, *texts)
+    assert (VERSION, *row["cells"][1:9]) == (11, *texts)
     assert dict(zip(LIST_TITLES.split("|"), row["values"], strict=False))["Own energy>"] == 870.0
+
+
+def test_a_student_that_is_trained_twice_counts_by_its_last_training(made) -> None:
+    """A later run finds the first training in the store and has only the second; both are of one kind."""
+    record = made.distilled("alone", 7, 826, 131.0, True)
+    train = record.stage("student.train")
+    before = train.model_copy(update={"name": "student.sft", "j_per_sample": 1.0})
+    twice = record.model_copy(update={"stages": [before, *record.stages]})
+    assert per_item(twice) == per_item(record)
+    assert per_item(record)[0] == "J per sample, student.train"
 
 
 def test_a_value_that_json_does_not_have_is_shown_and_sorted_as_missing(made) -> None:

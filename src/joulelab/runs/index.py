@@ -223,13 +223,17 @@ def _listing(record: RunRecord) -> dict[str, Any]:
 
 
 def per_item(record: RunRecord) -> tuple[str, float | None, float | None]:
-    """Item, joules per item and their half-width: of training or inference, else of the whole run."""
+    """Item, joules per item and their half-width: of training or inference, else of the whole run.
+
+    A student that is trained twice (SFT, then distillation) counts by its last training: the first one may be reused.
+    """
     order = ("inference", "student", "teacher")
     stages = (
         [] if record.spec.get("pipeline") == "measure" else [stage for stage in record.stages if not stage.repeated]
     )
     work = [stage for stage in stages if stage.activity in ("train", "infer", "generate")]
     work += [stage for stage in stages if stage.role == "inference" and stage not in work]
+    work = [*reversed([stage for stage in work if stage.activity == "train"]), *work]
     work.sort(key=lambda stage: order.index(stage.role) if stage.role in order else len(order))
     for stage in work:
         for item, each in (("token", stage.j_per_token), ("sample", stage.j_per_sample)):
@@ -322,7 +326,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
 
 
 INDEX = "index.sqlite"
-VERSION = 10
+VERSION = 11
 KEYS = FOLDER, STATE, OPEN_STATE = ("folder", "state", "open_state")
 _ROW = "row"
 """Everything else about a run: JSON, compressed, because 10,000 rows of it are 100 MB."""
