@@ -126,11 +126,14 @@ class PairReport(Frozen):
     """Between tokens and score within prompts; None if either is constant."""
 
 
+NO_FILTERS = CandidateFilters()
+
+
 def choose_pairs(
     candidates: Sequence[Candidates],
     scores: Sequence[Sequence[Score]],
     tie_margin: float = 0.0,
-    filters: CandidateFilters = CandidateFilters(),  # noqa: B008 (frozen)
+    filters: CandidateFilters = NO_FILTERS,
 ) -> tuple[list[Preference], PairReport]:
     if tie_margin < 0:
         raise ConfigError(f"tie_margin is {tie_margin}; expected 0 or more")
