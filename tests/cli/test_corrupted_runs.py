@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from commands import joulelab_here
 
+from joulelab.errors import CorruptedFile
 from joulelab.runs.pack import unpack
+from joulelab.runs.store import load_record
 
 FIRST = Path(__file__).parents[1] / "runs" / "first_release"
 BAD = "bad-20260101T000000Z-aaaa"
@@ -31,6 +33,21 @@ def test_a_corrupted_record_is_one_error(store, command, content):
     assert done.returncode == 2, done.stderr
     assert f"{BAD}/run.json" in done.stderr and "hint: " in done.stderr
     assert done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
+
+
+def test_a_record_without_read_permission_is_never_advised_to_be_removed(store, monkeypatch):
+    refused = store / BAD / "run.json"
+    read_text = Path.read_text
+
+    def read(path, *args, **options):  # root can read everything, so permissions of the file are not enough
+        if path == refused:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read_text(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    with pytest.raises(CorruptedFile, match=r"run\.json cannot be read: Permission denied") as caught:
+        load_record(store / BAD)
+    assert caught.value.hint == "check its permissions"
 
 
 @pytest.mark.parametrize("command", [["runs"], ["show", "*"], ["compare", "*"]], ids=" ".join)

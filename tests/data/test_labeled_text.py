@@ -132,6 +132,23 @@ def test_json_that_is_broken_or_no_table_is_refused(tmp_path: Path) -> None:
             load(str(path))
 
 
+@pytest.mark.parametrize("name", ["texts.csv", "texts.parquet", "texts.jsonl"])
+def test_a_file_without_read_permission_is_refused_in_one_line(name: str, tmp_path: Path, monkeypatch) -> None:
+    def refused(*_args: object, **_options: object) -> None:
+        # Arrow's own text; root can read everything, so the permissions of a real file do not matter here.
+        raise PermissionError(13, "Failed to open local file. Detail: [errno 13] Permission denied")
+
+    monkeypatch.setattr("pyarrow.csv.open_csv", refused)
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile", refused)
+    monkeypatch.setattr("joulelab.data.text._opened", refused)
+    path = tmp_path / name
+    path.write_text('{"text": "a", "label": 1}\n')
+    with pytest.raises(ConfigError) as caught:
+        load(str(path))
+    assert caught.value.message == f"{path}: Permission denied"
+    assert caught.value.hint == "check its permissions"
+
+
 def test_a_file_of_another_kind_and_a_folder_with_two_files_are_refused(tmp_path: Path) -> None:
     other = tmp_path / "texts.txt"
     other.write_text("a")

@@ -5,6 +5,7 @@ Tables are read in batches and documents one after another, so their total size 
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -416,7 +417,7 @@ def _readable(path: Path) -> Iterator[None]:
     except ConfigError:
         raise
     # Errors of Arrow, of JSON and of UTF-8 decoding are all ValueErrors.
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError, PermissionError) as error:
         raise unreadable(path, error) from error
 
 
@@ -428,6 +429,8 @@ def unreadable(path: Path, error: Exception) -> ConfigError:
             f"invalid at position {error.start}",
             f"convert it, for example from Latin-1: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}",
         )
+    if isinstance(error, PermissionError):  # Arrow's has the path and a second reason in its text
+        return ConfigError(f"{path.absolute()}: {os.strerror(errno.EACCES)}", "check its permissions")
     # A plain ValueError describes a row that was read: what it has and what was expected.
     hint = "correct that row" if type(error) is ValueError else "check that the file is complete"
     return ConfigError(f"{path.absolute()} cannot be read: {error}", hint)

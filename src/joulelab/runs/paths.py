@@ -353,7 +353,9 @@ def read_json(path: Path, **kinds: type) -> dict[str, Any]:
         raise CorruptedFile(f"{path} is nested too deep", hint) from None
     except ValueError as error:
         raise CorruptedFile(f"{path} is not valid JSON: {error}", hint) from None
-    except (IsADirectoryError, PermissionError) as error:
+    except PermissionError as error:
+        raise CorruptedFile(f"{path} cannot be read: {error.strerror}", "check its permissions") from None
+    except IsADirectoryError as error:
         raise CorruptedFile(f"{path} cannot be read: {error.strerror}", hint) from None
     if not isinstance(value, dict):
         raise CorruptedFile(f"{path}: expected a JSON object, found {brief(value)}", hint)
