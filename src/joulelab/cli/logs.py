@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -154,7 +154,8 @@ def _read(
         log, runs, notes = read_log(path, rule), [], []
     if isinstance(log, PowerLog):
         runs = [] if is_run else runs or [power_run(log, path, path.stem)]
-        return _of_power(log, path, runs, idle, idle_watts, latency_ms, interpolate_gaps, is_run)
+        found = _of_power(log, path, runs, idle, idle_watts, latency_ms, interpolate_gaps, is_run)
+        return replace(found, sentences=[*found.sentences, *(f"Note: {text}." for text in notes)])
     given = {"--idle": idle, "--idle-watts": idle_watts, "--latency-ms": latency_ms, "--out": out}
     for option in (flag for flag, value in given.items() if value is not None):
         whose = (
@@ -189,6 +190,7 @@ def _of_power(
         IdleGiven,
         figures,
         parse_idle,
+        require_energy,
         require_inference,
         summary_data,
         with_energy,
@@ -198,14 +200,13 @@ def _of_power(
     window_s = None if idle is None else parse_idle(idle, log)
     latency_s = None if latency_ms is None else latency_ms / 1000
     rows = with_energy(log, figures(log, IdleGiven(window_s, idle_watts), latency_s, interpolate_gaps))
+    require_energy(log, rows)
     if latency_s is not None:
         require_inference(log, rows)
     sentences = log_sentences(log, rows)
     if is_run:
         sentences.append("This folder is already a run; no new run is created.")
     data = {"file": str(path), **summary_data(log, rows)}
-    if not any(row.energy.duration_s for row in rows):  # one reading has no time, and so no energy
-        runs = []
     return _Imported(data, log_result(rows), [log_grid(log, rows)], sentences, runs, log, window_s)
 
 

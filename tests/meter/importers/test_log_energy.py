@@ -200,7 +200,7 @@ def test_a_log_without_a_gpu_or_without_readings_is_refused():
     with pytest.raises(UnusableLog, match="nothing in it was measured"):
         require_inference(estimate, figures(estimate, IdleGiven(), 0.5))
     empty = PowerLog("test log", "a clock", True, (DeviceLog(Source("gpu:0", "card", "gpu"), np.array([1.0]), {}),))
-    with pytest.raises(UnusableLog, match="no reading of power or energy"):
+    with pytest.raises(UnusableLog, match="no valid reading of power or energy"):
         with_energy(empty, figures(empty, IdleGiven()))
 
 

@@ -222,6 +222,39 @@ def test_a_log_without_any_reading_is_reported(tmp_path, joulelab_here):
     assert "contains no reading" in err
 
 
+@pytest.mark.parametrize(
+    ("watts", "complaint"),
+    [
+        (["-5", "-6", "-7"], "no valid reading of power"),
+        (["N/A", "", "abc"], "no valid reading of power"),
+        (["300"], "one valid reading per device; energy needs at least two"),
+        (["-5", "nan", "300"], "one valid reading per device; energy needs at least two"),
+    ],
+)
+def test_a_log_without_two_valid_readings_is_refused_and_leaves_no_run(tmp_path, joulelab_here, watts, complaint):
+    logs, store = tmp_path / "logs", tmp_path / "store"
+    logs.mkdir()
+    rows = "".join(f"{1772452800 + n},{w}\n" for n, w in enumerate(watts))
+    (logs / "power.csv").write_text(f"timestamp,power_w\n{rows}")
+    code, out, err = joulelab_here("import", logs / "power.csv", "--runs-dir", store)
+    assert (code, out, store.exists()) == (2, "", False)
+    assert complaint in " ".join(err.split()) and "record it again" in err
+    code, out, err = joulelab_here("import", logs, "--runs-dir", store)
+    assert (code, out, store.exists()) == (2, "", False)
+    assert "fewer than two valid readings" in " ".join(err.split())
+
+
+def test_a_folder_is_imported_without_a_log_that_has_one_reading(tmp_path, joulelab_here):
+    for name, count in (("a", 1), ("b", 11)):
+        (tmp_path / "logs" / name).mkdir(parents=True)
+        rows = "".join(f"{1772452800 + n},300\n" for n in range(count))
+        (tmp_path / "logs" / name / "power.csv").write_text(f"timestamp,power_w\n{rows}")
+    code, out, err = joulelab_here("import", tmp_path / "logs", "--runs-dir", tmp_path / "store")
+    assert code == 0, err
+    assert len(list((tmp_path / "store").glob("*/run.json"))) == 1 and "3.00 kJ" in out
+    assert "fewer than two valid readings" in " ".join((out + err).split())
+
+
 def test_a_file_that_is_not_there_is_reported(tmp_path, joulelab_here):
     code, _, err = joulelab_here("import", tmp_path / "nowhere.csv")
     assert code == 2

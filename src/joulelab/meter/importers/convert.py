@@ -182,13 +182,16 @@ def read_folder(folder: Path, rule: TimeRule) -> tuple[list[RunLog], list[str]]:
             if path.parent in recorded:
                 notes.append(f"{path}: readings of a stage whose record is next to it; not counted again")
                 continue
+            if all(device_energy(device).best_j is None for device in log.devices):
+                notes.append(f"{path}: not used: it has fewer than two valid readings")
+                continue
             runs.append(power_run(log, path, path.parent.name if path.parent != folder else folder.name))
         elif any(energy.component == "codecarbon" for run in runs for stage in run.stages for energy in stage.energies):
             notes.append(f"{path}: CodeCarbon's figures are in the stage records already")
         else:
             runs += emissions_csv.run_logs(log, path, rule.zone)
     if not runs:
-        raise UnusableLog(f"{folder} contains no log that can be read", _SUPPORTED)
+        raise UnusableLog("; ".join([f"{folder} contains no log that can be used", *notes]), _SUPPORTED)
     return runs, notes
 
 

@@ -412,8 +412,23 @@ def with_energy(log: PowerLog, rows: list[DeviceFigures]) -> list[DeviceFigures]
     """The devices whose power or energy was read; an error where there is none."""
     found = [row for row in rows if row.energy.max_w is not None or row.energy.best_j is not None]
     if not found:
-        raise UnusableLog(f"this {log.format} has no reading of power or energy", "; ".join(log.notes))
+        raise UnusableLog(f"this {log.format} has no valid reading of power or energy{_noted(log)}", _RECORD_AGAIN)
     return found
+
+
+def require_energy(log: PowerLog, rows: Sequence[DeviceFigures]) -> None:
+    """One reading has no duration, and so no energy; a log without two of one device is an error."""
+    if all(row.energy.best_j is None for row in rows):
+        raise UnusableLog(
+            f"this {log.format} has one valid reading per device; energy needs at least two{_noted(log)}", _RECORD_AGAIN
+        )
+
+
+_RECORD_AGAIN = "record it again, or give another file"
+
+
+def _noted(log: PowerLog) -> str:
+    return f" ({'; '.join(log.notes)})" if log.notes else ""
 
 
 def require_inference(log: PowerLog, rows: Sequence[DeviceFigures]) -> None:
