@@ -103,7 +103,7 @@ class TestSmiCsv:
         ]
         data = imported(self.write(tmp_path / "x", rows))
         assert data["devices"][0]["energy_j"] == pytest.approx(2 * 50 + 60)
-        assert any("1 rows have no power" in note for note in data["notes"])
+        assert any("1 row has no power value" in note for note in data["notes"])
 
     def test_a_file_written_by_powershell_is_read(self, tmp_path, imported):
         rows = [f"2026/03/02 12:00:0{s}.000, 0, T4, 50, 17, 2048" for s in range(3)]
@@ -220,6 +220,19 @@ def test_a_log_without_any_reading_is_reported(tmp_path, joulelab_here):
     code, _, err = joulelab_here("import", tmp_path / "x")
     assert code == 2
     assert "contains no reading" in err
+
+
+@pytest.mark.parametrize(
+    ("header", "scale"),
+    [("timestamp,power", 1), ("time,power [W]", 1), ("time, Power (W)", 1), ("time,power (mW)", 1000)],
+)
+def test_a_column_named_power_is_read_as_watts_with_a_note(tmp_path, imported, header, scale):
+    rows = "".join(f"{1772452800 + n},{300 * scale}\n" for n in range(11))
+    (tmp_path / "power.csv").write_text(f"{header}\n{rows}1772452811,\n")
+    data = imported(tmp_path / "power.csv")
+    assert data["devices"][0]["energy_j"] == pytest.approx(3000)
+    assert any("is read as the power of one GPU in" in note for note in data["notes"])
+    assert "1 cell has no power value" in data["notes"]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ _SUPPORTED = (
     "supported: JSONL with power_watts (joulelab monitor and earlier monitors), a run's trace, "
     "CSV with the same field names, `nvidia-smi dmon` text (# gpu pwr ...), "
     "`nvidia-smi --query-gpu=...,power.draw --format=csv` with its header, "
-    "CSV with a time and gpu_N_power_w or gpu_power_w, CodeCarbon's emissions.csv, "
+    "CSV with a time and gpu_N_power_w, gpu_power_w or power, CodeCarbon's emissions.csv, "
     "stage JSON, experiment_summary.json and stage_metrics.csv of the distillation energy benchmark"
 )
 # The format is decided by this many lines: a dmon header repeats, and JSONL may start with lines of other programs.

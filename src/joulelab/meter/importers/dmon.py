@@ -89,7 +89,10 @@ def _rows(lines: Sequence[str], stamped: Sequence[str], period_s: float, found: 
     if torn:
         found.notes.append(f"{torn} lines do not match the header and were skipped")
     for index, count in powerless.items():
-        found.notes.append(f"GPU {index}: {count} lines have no power (`-`); their energy is missing")
+        found.notes.append(
+            f"GPU {index}: {count} {'line has' if count == 1 else 'lines have'} no power value (`-`); "
+            "that energy is missing"
+        )
 
 
 class _Days:

@@ -17,6 +17,8 @@ _STAMPS = ("timestamp", "time", "ts", "datetime")
 _ELAPSED = ("elapsed_sec", "elapsed_s", "elapsed_seconds", "elapsed")
 _POWER = re.compile(r"gpu_?(\d*)_?power(?:_draw)?_(mw|w|watts)$")
 _TOTAL = re.compile(r"(?:total_|gpu_total_)?power_(mw|w)$")
+# `power` as of other tools; without a unit, watts are assumed and stated.
+_PLAIN = re.compile(r"power(?:\s*[\[(](mw|w|watts?)[\])])?$")
 _ENERGY = re.compile(r"gpu_?(\d*)_?energy_(uj|mj|j|kj|wh|kwh)$")
 # The total column is a sum over the cards; a larger difference means that a card is missing from the columns.
 _SAME_W = 0.5
@@ -29,14 +31,16 @@ def _names(line: str) -> list[str]:
 def looks_like(lines: Sequence[str]) -> bool:
     names = _names(lines[0])
     timed = any(name in names for name in (*_STAMPS, *_ELAPSED))
-    return timed and any(_POWER.fullmatch(name) or _TOTAL.fullmatch(name) for name in names)
+    return timed and any(form.fullmatch(name) for form in (_POWER, _TOTAL, _PLAIN) for name in names)
 
 
 def read(lines: Sequence[str], rule: TimeRule) -> PowerLog:
     names = _names(lines[0])
     found = Findings(FORMAT)
     powers = {name: match for name in names if (match := _POWER.fullmatch(name))}
-    totals = {name: match for name in names if not powers and (match := _TOTAL.fullmatch(name))}
+    totals = {
+        name: match for name in names if not powers and (match := _TOTAL.fullmatch(name) or _PLAIN.fullmatch(name))
+    }
     energies = {match[1]: (name, match[2]) for name in names if (match := _ENERGY.fullmatch(name))}
     if len({unit for _, unit in energies.values()}) > 1:
         raise UnusableLog("the energy columns have different units", "use one unit for all of them")
@@ -46,7 +50,12 @@ def read(lines: Sequence[str], rule: TimeRule) -> PowerLog:
         for name, match in (powers or totals).items()
     }
     if totals:
-        found.notes.append(f"{next(iter(totals))} is the sum over the GPUs, taken as one device")
+        name, match = next(iter(totals.items()))
+        if match.re is _TOTAL:
+            found.notes.append(f"{name} is the sum over the GPUs, taken as one device")
+        else:
+            unit = "milliwatts" if match[1] == "mw" else "watts"
+            found.notes.append(f"column '{name}' is read as the power of one GPU in {unit}")
     stamp = next((name for name in _STAMPS if name in names), None)
     elapsed = next((name for name in _ELAPSED if name in names), None)
     if elapsed is not None:
@@ -91,7 +100,7 @@ def _rows(
     if torn:
         found.notes.append(f"{torn} lines do not match the header and were skipped")
     if powerless:
-        found.notes.append(f"{powerless} cells have no power")
+        found.notes.append(f"{powerless} {'cell has' if powerless == 1 else 'cells have'} no power value")
     if apart_w > _SAME_W:
         found.notes.append(
             f"total_power_w differs from the sum over the GPUs by up to {apart_w:.1f} W; the GPUs are used"

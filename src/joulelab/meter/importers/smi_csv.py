@@ -77,7 +77,7 @@ def _rows(lines: Sequence[str], names: Sequence[str], rule: TimeRule, found: Fin
     if torn:
         found.notes.append(f"{torn} lines do not match the header and were skipped")
     if absent:
-        found.notes.append(f"{absent} rows have no power ([N/A] or an error)")
+        found.notes.append(f"{absent} {'row has' if absent == 1 else 'rows have'} no power value ([N/A] or an error)")
 
 
 def _source(row: dict[str, str]) -> Source:
