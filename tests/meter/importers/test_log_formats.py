@@ -235,6 +235,16 @@ def test_a_column_named_power_is_read_as_watts_with_a_note(tmp_path, imported, h
     assert "1 cell has no power value" in data["notes"]
 
 
+def test_no_number_of_the_table_is_split_at_80_columns(tmp_path, joulelab_here, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = "".join(f"{1772452800 + 3600 * n},345.6\n" for n in range(25))
+    (tmp_path / "power.csv").write_text(f"timestamp,gpu_0_power_w\n{rows}")
+    code, out, err = joulelab_here("import", tmp_path / "power.csv", "--no-run", "--idle-watts", 50)
+    assert code == 0, err
+    (row,) = (line for line in out.splitlines() if line.startswith(" gpu:0 "))
+    assert {"trapezoid", "25", "345.6", "29.9", "25.5", "100.0"} <= set(row.split()), "only units may wrap"
+
+
 @pytest.mark.parametrize(
     ("watts", "complaint"),
     [

@@ -115,11 +115,10 @@ def test_a_hole_is_left_out_and_shown(tmp_path):
     ((begin, end),) = energy.holes
     assert end - begin == 290
     grid = log_grid(log, figures(log, IdleGiven()))
-    assert grid.rows[0][4:7:2] == ("100.0", "≥ 2,000.2"), "watts of covered time, joules as a lower bound"
+    assert grid.rows[0][4:7:2] == ("100.0", "≥ 2.00 kJ"), "watts of covered time, joules as a lower bound"
     assert "lower bound, readings are missing" in grid.note
-    assert all(cell.startswith("≥ ") for cell in grid.rows[0][6:9]), "in every unit"
     with_idle = log_grid(log, figures(log, IdleGiven(power_w=60.0)))
-    assert with_idle.rows[0][9] == "≥ 800.2", "above idle, too"
+    assert with_idle.rows[0][7] == "≥ 800 J", "above idle, too"
     rows = figures(log, IdleGiven())
     assert re.search(r": ≥ 2\.00 kJ, ≥ [\d.]+ kWh, 5 min 10 s$", log_result(rows))
     estimated = [replace(row, energy=replace(row.energy, component="cpu_estimate")) for row in rows]

@@ -13,7 +13,7 @@ from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.wording import NOTHING
 from joulelab.units import J_PER_KWH, J_PER_WH, duration_text, energy_text, kwh_text, percent_text, plural
 
-TITLES = "Device!|Energy by!|Samples>|Duration>|Mean W>|Max W>|J>|kJ>|Wh>|Above idle J>|Covered>"
+TITLES = "Device!|Energy by!|Samples>|Duration>|Mean W>|Max W>|Energy>|Above idle>|Covered>"
 _SHOWN_GAPS = 3
 _METHODS = "trapezoid: over the power readings. counter: difference of the device's own energy counter."
 
@@ -88,8 +88,8 @@ def _lines(row: DeviceFigures) -> list[tuple[str, ...]]:
         )
         covered = percent_text(min(1.0, covered_s / energy.duration_s)) if energy.duration_s and covered_s else "-"
         bound = "≥ " if energy_j is not None and _is_lower_bound(energy, way) else ""
-        above = "-" if above_j is None else f"{bound}{above_j:,.1f}"
-        lines.append((*shared, *(f"{bound}{form}" for form in _forms(energy_j)), above, covered))
+        texts = ("-" if joules is None else f"{bound}{energy_text(joules)}" for joules in (energy_j, above_j))
+        lines.append((*shared, *texts, covered))
     return lines
 
 
@@ -102,12 +102,6 @@ def _is_lower_bound(energy: DeviceEnergy, way: str = "") -> bool:
 
 def _w(power_w: float | None) -> str:
     return "-" if power_w is None else f"{power_w:.1f}"
-
-
-def _forms(energy_j: float | None) -> tuple[str, str, str]:
-    if energy_j is None:
-        return "-", "-", "-"
-    return f"{energy_j:,.1f}", f"{energy_j / 1000:,.4f}", f"{energy_j / J_PER_WH:,.4f}"
 
 
 def log_sentences(log: PowerLog, rows: Sequence[DeviceFigures]) -> list[str]:
