@@ -117,6 +117,19 @@ def test_an_experiment_that_extends_itself_is_refused(tmp_path):
         read_experiment(str(path))
 
 
+def test_a_directory_and_a_file_of_another_kind_are_no_experiments(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine.csv").write_text("text,label\n")
+    (tmp_path / "demo-kd").mkdir()
+    for name in ("mine", "./mine", str(tmp_path / "mine")):
+        with pytest.raises(ConfigError, match=f"{name} is a directory"):
+            read_experiment(name)
+    with pytest.raises(ConfigError, match=r"mine\.csv is not a YAML file"):
+        read_experiment("mine.csv")
+    assert read_experiment("demo-kd")["name"] == "demo-kd", "a shipped name comes first"
+
+
 def test_a_user_s_file_can_extend_a_shipped_experiment(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("extends: demo-kd\ntraining: {epochs: 9}\n")

@@ -88,7 +88,7 @@ def test_no_address_leads_out_of_the_store(server, path):
 
 def test_bad_options_are_explained(joulelab, tmp_path, server):
     code, _, err = joulelab("ui", "--runs-dir", tmp_path / "none")
-    assert code == 2 and "no store at" in err
+    assert code == 2 and "no store at" in err and "joulelab measure -- python train.py" in " ".join(err.split())
     taken = server.address.rpartition(":")[2]
     code, _, err = joulelab("ui", "--runs-dir", tmp_path, "--port", taken)
     assert code == 2 and f"port {taken}" in err and "--port" in err

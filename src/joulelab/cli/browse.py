@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from joulelab.cli.options import AsJson, RunsDir, complete_runs, detail
+from joulelab.cli.options import AsJson, RunsDir, complete_runs, detail, existing_store
 from joulelab.errors import JoulelabError, UsageError
 from joulelab.units import plural
 
@@ -371,12 +371,9 @@ def query(
         raise UsageError("no SQL was given", 'joulelab query "select * from runs", or --schema for the columns')
     from joulelab.lookup import require_extra
     from joulelab.runs.index import run_query
-    from joulelab.runs.store import store_root
 
     require_extra("joulelab query", "query")
-    store = store_root(runs_dir)
-    if not store.is_dir():
-        raise UsageError(f"no store at {store.absolute()}", "set --runs-dir or JOULELAB_RUNS to its directory")
+    store = existing_store(runs_dir)
     answer = run_query(store, sql, progress_messages(), time_limit)
     if as_csv:
         import csv

@@ -115,6 +115,20 @@ def complete_models(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+def existing_store(runs_dir: Path | None) -> Path:
+    """The store for a command that only reads it; it is created by the first run."""
+    from joulelab.runs.store import store_root
+
+    store = store_root(runs_dir)
+    if not store.is_dir():
+        raise UsageError(
+            f"no store at {store.absolute()}",
+            "measure something first: joulelab measure -- python train.py; "
+            "or set --runs-dir or JOULELAB_RUNS to the directory of your runs",
+        )
+    return store
+
+
 # Options of several verbs.
 
 RunsDir = Annotated[

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from joulelab.cli.options import RunsDir
-from joulelab.errors import UsageError
+from joulelab.cli.options import RunsDir, existing_store
 from joulelab.lookup import require_extra
 
 
@@ -44,13 +43,10 @@ def ui(
     """
     require_extra("joulelab ui", "ui")
     require_extra("joulelab ui", "report")
-    from joulelab.runs.store import store_root
     from joulelab.ui.access import LOOPBACK, new_token
     from joulelab.ui.web_app import bind, serve
 
-    store = store_root(runs_dir)
-    if not store.is_dir():
-        raise UsageError(f"no store at {store.absolute()}", "set --runs-dir or JOULELAB_RUNS to its directory")
+    store = existing_store(runs_dir)
     listening = bind(host, port)
     number, token = listening.getsockname()[1], new_token()
     everywhere = host in ("0.0.0.0", "::", "")

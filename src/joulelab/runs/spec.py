@@ -384,9 +384,15 @@ def experiment_names() -> list[str]:
 
 def experiment_file(name: str) -> Path:
     """The file of a named experiment, or the path that the user passed."""
+    path = Path(name)
+    is_known = name in experiment_names()
+    if path.is_dir() and not is_known:
+        raise ConfigError(f"{name} is a directory", "name a YAML file in it")
     if _is_path(name):
-        return Path(name)
-    if name not in experiment_names():
+        return path
+    if path.is_file() and not is_known:
+        raise ConfigError(f"{name} is not a YAML file", "name a .yaml file, or an experiment of `joulelab experiments`")
+    if not is_known:
         raise lookup.unknown("experiment", name, experiment_names(), "`joulelab experiments` lists them")
     return EXPERIMENTS / f"{name}.yaml"
 
