@@ -126,6 +126,11 @@ def test_baseline_data_and_model_of_a_group_are_one_list(folder):
     assert not (folder / "runs").exists()
 
 
+def test_new_compare_names_the_sample_that_was_meant(folder):
+    errors = refused("new", "compare", "b.yaml", "--data", "poor.csv", "--teacher", "minilm")
+    assert "did you mean 'sample:minilm'?" in " ".join(errors.split())
+
+
 def test_new_compare_lists_missing_data_and_missing_teacher(folder):
     errors = refused("new", "compare", "b.yaml", "--data", "missing.csv", "--teacher", "./nope")
     assert "2 problems were found" in errors and "missing.csv" in errors and "/nope" in errors

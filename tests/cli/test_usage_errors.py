@@ -104,6 +104,7 @@ def test_a_grade_that_does_not_exist_is_refused(tmp_path):
         (["run", "demo-kd", "--frobnicate"], "joulelab run has no option --frobnicate", "`joulelab run --help`"),
         (["run", "demo-kd", "--dryrun"], "joulelab run has no option --dryrun; did you mean --dry-run?", "--help"),
         (["measure", "--repeat", "x", "--", "true"], "--repeat: expected a whole number, found the text 'x'", "--help"),
+        (["infer", "deit-t", "--batch-size", "a"], "--batch-size: 'a' is not a list of whole numbers", "1,8,32"),
         (["plot", "a", "--x", "y"], "--x: 'y' is not one of 'elapsed', 'wall'", "`joulelab plot --help`"),
         (["show"], "name is missing", "or `last`; `joulelab show --help`"),
         (["new", "compare", "a.yaml", "--data", "x", "--seeds", "0"], "than or equal to 1, found 0", "--help"),
@@ -138,7 +139,7 @@ def test_a_verb_that_ends_with_a_code_still_does(tmp_path):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (["--gpus", "foo"], "energy.gpus: expected auto, none, or positions and UUIDs"),
+        (["--gpus", "foo"], "--gpus: expected auto, none, or positions and UUIDs"),
         (["--rapl-root", "/no/such/tree"], "expected a directory with a RAPL tree, found no directory at"),
     ],
 )
@@ -292,6 +293,7 @@ def test_a_store_that_cannot_be_created_is_a_usage_error(tmp_path, verb):
     done = joulelab_here(verb[0], "--runs-dir", tmp_path / "file", *verb[1:])
     assert done.returncode == 2
     assert f"cannot create a run in {tmp_path / 'file'}" in done.stderr
+    assert "it is a file, not a directory" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     listing = joulelab_here("runs", "--runs-dir", tmp_path / "file")
     assert listing.returncode == 2

@@ -96,3 +96,7 @@ def test_bad_options_are_explained(joulelab, tmp_path, server):
     assert code == 2 and "65535" in err
     code, _, err = joulelab("ui", "--runs-dir", tmp_path, "--host", "no.such.host.example")
     assert code == 2 and "no.such.host.example" in err
+    for host in ("300.1.1.1", "192.0.2.1"):  # no address at all, and one for documentation (RFC 5737)
+        code, _, err = joulelab("ui", "--runs-dir", tmp_path, "--host", host)
+        assert code == 2 and f"{host}: it is not an address of this machine" in err
+        assert "--host" in err and "--port" not in err

@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joulelab.cli.options import Flag, Prometheus, Require, RequireGrade, RunsDir, detail, merged, requested_settings
-from joulelab.errors import JoulelabError, UsageError
+from joulelab.cli.options import (
+    Flag,
+    Prometheus,
+    Require,
+    RequireGrade,
+    RunsDir,
+    detail,
+    merged,
+    named_by_option,
+    requested_settings,
+)
+from joulelab.errors import ConfigError, JoulelabError, UsageError
 from joulelab.lookup import unknown
 
 if TYPE_CHECKING:
@@ -191,7 +201,11 @@ def measure_spec(params: Mapping[str, Any]) -> MeasureSpec:
     if not command:
         raise UsageError("no program was named", "write it after `--`: joulelab measure -- python train.py")
     fixed = {"pipeline": "measure", "name": default_name(redact_command(command)), "command": redact_command(command)}
-    spec = check(merged(fixed, requested_settings(FLAGS, params)))
+    requested = requested_settings(FLAGS, params)
+    try:
+        spec = check(merged(fixed, requested))
+    except ConfigError as error:
+        raise named_by_option(error, requested) from None
     assert isinstance(spec, MeasureSpec)
     return spec
 

@@ -209,7 +209,8 @@ def _model(name: str) -> _Model:
         sources.refuse_missing_file(name)
     if folder is None or not (folder / "config.json").is_file():
         where = "is not downloaded" if folder is None else "has no config.json"
-        raise UsageError(f"{name} {where}, so its layers are unknown", "name a folder in Hugging Face format")
+        meant = sources.sample_meant(name) if folder is None else ""
+        raise UsageError(f"{name} {where}, so its layers are unknown", meant or "name a folder in Hugging Face format")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     causal = any(str(kind).endswith(("ForCausalLM", "LMHeadModel")) for kind in config.get("architectures") or ())
     return _Model(name, config, causal)

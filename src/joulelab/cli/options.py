@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 import typer.core
 
-from joulelab.errors import UsageError
+from joulelab.errors import ConfigError, UsageError
 from joulelab.redaction import printable
 from joulelab.units import J_PER_KWH, J_PER_WH
 
@@ -231,6 +231,8 @@ class RequestedSetting:
 
     flag: Flag
     given: Any
+    option: str = ""
+    """The option that it came from; empty for `key.path=value`."""
 
     @property
     def key(self) -> str:
@@ -238,21 +240,44 @@ class RequestedSetting:
 
     @property
     def value(self) -> Any:
-        return self.given if self.flag.read is None else self.flag.read(self.given)
+        return self._read(self.given)
 
     @property
     def values(self) -> list[Any]:
         """The values of a sweep: one per comma-separated item."""
-        read = self.flag.read
-        if read is None or self.flag.is_list:
+        if self.flag.read is None or self.flag.is_list:
             return [self.value]
-        return [read(text) for text in split_at_commas(self.given)]
+        return [self._read(text) for text in split_at_commas(self.given)]
+
+    def _read(self, text: Any) -> Any:
+        if self.flag.read is None:
+            return text
+        try:
+            return self.flag.read(text)
+        except UsageError as error:
+            if self.option and type(error) is UsageError and self.option not in error.message:
+                raise UsageError(f"{self.option}: {error.message}", error.hint) from None
+            raise
 
 
 def requested_settings(flags: Mapping[str, Flag], params: Mapping[str, Any]) -> list[RequestedSetting]:
     """Settings from the options given, then from `--set` and `key.path=value`, which take precedence."""
-    options = [RequestedSetting(flag, params[name]) for name, flag in flags.items() if flag.is_given(params.get(name))]
+    options = [
+        RequestedSetting(flag, params[name], f"--{name.replace('_', '-')}")
+        for name, flag in flags.items()
+        if flag.is_given(params.get(name))
+    ]
     return [*options, *map(read_override, [*(params.get("settings") or ()), *(params.get("overrides") or ())])]
+
+
+def named_by_option(error: ConfigError, requested: Iterable[RequestedSetting]) -> ConfigError:
+    """The error with the option that the user gave in place of the setting that it sets."""
+    for key, option in {setting.key: setting.option for setting in requested}.items():
+        if option:
+            error.message = re.sub(
+                rf"^(  - )?{re.escape(key)}: ", rf"\g<1>{option}: ", error.message, flags=re.MULTILINE
+            )
+    return error
 
 
 def settings_for(

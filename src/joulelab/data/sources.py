@@ -85,10 +85,15 @@ def refuse_missing_file(name: str) -> None:
         raise NotFoundError(f"there is no file or folder {Path(name).expanduser().absolute()}", _EXPECTED)
 
 
+def sample_meant(name: str) -> str:
+    """`did you mean 'sample:minilm'?` for the name of a sample without its prefix, else empty."""
+    return f"did you mean '{SAMPLE_PREFIX}{name}'?" if name in SAMPLES else ""
+
+
 def hub_hint(name: str) -> str:
     """Hint for a name that the hub did not return; a missing `sample:` is the likeliest mistake."""
-    if name in SAMPLES:
-        return f"did you mean '{SAMPLE_PREFIX}{name}'?"
+    if meant := sample_meant(name):
+        return meant
     if _is_in_a_folder(name):
         return f"if it is a path: there is no file or folder {Path(name).expanduser().absolute()}"
     return f"offline, use a local path or a sample ({', '.join(SAMPLE_PREFIX + s for s in SAMPLES)})"

@@ -78,8 +78,9 @@ def make_folder(parent: Path, name: str) -> Path:
                 folder.mkdir()
                 return folder
     except OSError as error:
+        reason = "it is a file, not a directory" if parent.is_file() else error.strerror
         raise UsageError(
-            f"cannot create a run in {parent.absolute()}: {error.strerror}",
+            f"cannot create a run in {parent.absolute()}: {reason}",
             "choose another directory with --runs-dir or JOULELAB_RUNS",
         ) from None
 

@@ -87,6 +87,7 @@ def _sentence(finding: dict[str, Any], model: type[BaseModel]) -> str:
 def expected_and_found(finding: Mapping[str, Any]) -> str:
     """One pydantic error without its key: `expected a number greater than 0, found -1`."""
     expected = _EXPECTED.get(finding["type"]) or finding["msg"].removeprefix("Input should be ")
+    expected = expected.replace("String should have ", "a text of ")
     if expected.startswith(("greater than", "less than")):
         # an option of the command line arrives as text, and is a number where only its size is wrong
         return f"expected a number {expected}, found {finding['input']}"

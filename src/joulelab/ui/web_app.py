@@ -7,6 +7,7 @@ events: one long response that the browser reconnects to. Work that takes time r
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -317,10 +318,20 @@ def bind(host: str, port: int | None) -> socket.socket:
     """A listening socket: on the given port, else on the first free one from the default port on."""
     ports = [port] if port is not None else list(range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED))
     problem: OSError | None = None
+    no_address = UsageError(
+        f"cannot listen on {host}: it is not an address of this machine",
+        "choose another --host: 127.0.0.1, or 0.0.0.0 for all addresses",
+    )
+    try:
+        socket.getaddrinfo(host or None, 0)
+    except (socket.gaierror, UnicodeError):
+        raise no_address from None
     for number in ports:
         try:
             return socket.create_server((host, number), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise no_address from None
             problem = error
         except OverflowError:
             raise UsageError(f"--port {number}: expected a number from 0 to 65535") from None

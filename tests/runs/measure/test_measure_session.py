@@ -163,8 +163,8 @@ def test_no_sensor_where_one_is_required_runs_nothing(store, tmp_path, joulelab)
         (["--", "/"], 126, "is a directory"),
         (["--"], 2, "no program was named"),
         (["--repeat", "0", "--", "true"], 2, "repeat"),
-        (["--interval", "-1", "--", "true"], 2, "sample_interval_s"),
-        (["--require", "joules", "--", "true"], 2, "energy.require: expected 'nothing' or 'measured'"),
+        (["--interval", "-1", "--", "true"], 2, "--interval: expected"),
+        (["--require", "joules", "--", "true"], 2, "--require: expected 'nothing' or 'measured'"),
     ],
 )
 def test_what_cannot_be_run_is_answered_like_a_shell_and_leaves_no_folder(store, joulelab, words, code, reported):
@@ -332,8 +332,12 @@ def test_scope_machine_uses_sensors_where_they_work(store, rapl_tree):
     [
         (["--scope", "planet"], "unknown scope 'planet'; known: machine, program"),
         (["--scope", "machine", "--require", "measured"], "--scope machine (energy.total_energy_policy=machine) is an"),
-        (["--price", "-3"], "energy.price: expected an amount per kWh that is not negative"),
-        (["--grid", "XX"], "energy.grid: no grid 'XX'"),
+        (["--price", "-3"], "--price: expected an amount per kWh that is not negative"),
+        (["--grid", "XX"], "--grid: no grid 'XX'"),
+        (["--interval", "-1"], "--interval: expected a number greater than or equal to 0.02, found -1.0"),
+        (["--set", "energy.sample_interval_s=-1"], "error: energy.sample_interval_s: expected a number"),
+        (["--interval", "-1", "--repeat", "0"], "  - --repeat: expected a number greater than or equal to 1"),
+        (["--name", ""], "--name: expected a text of at least 1 character, found the text ''"),
     ],
 )
 def test_wrong_values_are_refused_before_the_program_starts(store, joulelab, words, reported):
