@@ -200,7 +200,7 @@ def test_tiles_name_no_single_best_method_of_equals_and_how_a_grid_is_set(made, 
     records = [made.labels_only(0, 1000), made.distilled("response KD", 0, 1000, 131.0)]
     text = without_library(write_report(made.write_group(tmp_path, records)))
     assert "<span>all methods are equal</span>" in text and "sum of 2 runs" in text
-    assert "no grid was given; for France, add energy.grid=FR" in text
+    assert "no grid was given; for France, set energy.grid=FR" in text
 
 
 def test_a_page_of_one_run_mentions_no_ratios_and_one_point_no_front(made, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def run_tiles(record: RunRecord) -> tuple[Tile, ...]:
     emitted = co2e(figure, totals.grid, totals.pue)
     mean = f"mean of {program.count} repeats" if program and program.count > 1 else ""
     power = power_text(figure.mean_power_w(duration_s)) if figure.energy_j is not None else ""
-    setting = "--grid FR" if program else "energy.grid=FR"
+    setting = "measure with --grid FR" if program else "set energy.grid=FR"
     tiles = [*energy_tiles(figure, mean), _co2e_tile(figure, emitted, totals.grid, setting)]
     tiles.append(Tile("Time", duration_text(duration_s), f"mean power {power}" if power else ""))
     if quality is not None:
@@ -70,7 +70,7 @@ def energy_tiles(figure: EnergyFigure, remark: str = "", mixed: bool = False) ->
 def _co2e_tile(figure: EnergyFigure, found: Co2e | None, grid: GridFactor | None, setting: str) -> Tile:
     """`setting`: how a grid is set for runs of this kind."""
     if found is None:
-        no_grid = f"no grid was given; for France, add {setting}"
+        no_grid = f"no grid was given; for France, {setting}"
         return Tile("CO2e", "not computed", no_grid if grid is None else "there is no energy to convert")
     low, high = found.co2e_g_low, found.co2e_g_high
     return Tile("CO2e", grams(low, high, figure.is_lower_bound), f"grid {grid.name}, {grid.year}" if grid else "")
@@ -107,7 +107,7 @@ def group_tiles(group: GroupRecord, records: Sequence[RunRecord], comparison: Co
     figure, mixed = bill.whole, mixes_methods(line.figure for line in bill.lines)
     emitted = co2e(figure, bill.grid, bill.pue)
     runs = f"sum of {len(records)} runs" if len(records) > 1 else ""
-    setting = "--grid FR" if all(map(program_energy, records)) else "energy.grid=FR"
+    setting = "measure with --grid FR" if all(map(program_energy, records)) else "set energy.grid=FR"
     tiles = [*energy_tiles(figure, runs, mixed), _co2e_tile(figure, emitted, bill.grid, setting)]
     tiles.append(Tile("Time", duration_text(sum(r.totals.duration_s for r in records if r.totals)), runs))
     measure = comparison.measure if comparison else None

@@ -60,7 +60,7 @@ def ratio_cell(found: EnergyRatio | None) -> str:
     if found.contended:
         return f"{ratio(found.ratio)}\n{INCONCLUSIVE}\n(CPU\ncontention)"
     needed = f", needs {found.needed}" if found.needed else ""
-    return ratio(found.ratio) + (f"\n{INCONCLUSIVE}\n(n={found.seeds}{needed})" if found.seeds > 1 else "\none seed")
+    return ratio(found.ratio) + (f"\n{INCONCLUSIVE}\n(n={found.seeds}{needed})" if found.seeds > 1 else "\none run")
 
 
 def _decimals(value: float) -> int:

@@ -168,6 +168,9 @@ def test_the_brief_table_states_the_setup_that_it_leaves_out(made, tmp_path: Pat
     note = brief_grid(compare(made.group_of(records), records, tmp_path)).note
     assert note.startswith("Not included: setup (start-up, imports, compilation, warm-ups; ")
     assert note.endswith("`runs` and `show RUN` include it.")
+    programs = [one.model_copy(update={"spec": {**one.spec, "pipeline": "measure"}}) for one in records]
+    note = brief_grid(compare(made.group_of(programs), programs, tmp_path)).note
+    assert note.endswith("per run)."), "lists of runs show a measured program alone, too"
 
 
 def test_students_at_chance_level_are_named_with_the_comparison(made, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_axes_name_unit_and_method(made, tmp_path: Path, measured: bool) -> None
     quality, bars = quality_against_energy(comparison), stages_by_method(comparison)
     assert quality and bars
     assert {f"Energy per student (J{word})", "Accuracy (%)"} <= set(texts(quality.spec, "title"))
-    assert f"Mean energy per student (J{word})" in texts(bars.spec, "title")
+    assert f"Mean energy per run (J{word})" in texts(bars.spec, "title")
     assert quality.spec["width"] == "container"
     power = power_over_time(records[0], traces_of(tmp_path / records[0].run_id))
     assert power and f"Power (W{word})" in texts(power.spec, "title")

@@ -75,6 +75,11 @@ def test_students_share_the_teacher_and_nothing_else(store: Path) -> None:
     assert shares["teacher"] == pytest.approx(64) and shares["tokenized-reviews"] == pytest.approx(12)
 
 
+def test_nothing_is_shared_where_there_is_no_teacher(made, tmp_path: Path) -> None:
+    made.write_run(tmp_path, made.labels_only(0, 500), True)
+    assert "share the teacher" not in ask(tmp_path, "last", "--students", "10")
+
+
 def test_an_artifact_is_found_by_folder_by_name_and_by_key(store: Path) -> None:
     folder = next(store.glob("made-KD-*/artifacts/final_model"))
     ways = [str(folder), "made-KD/final_model", "key-final_model"]

@@ -330,7 +330,10 @@ def energy_sentence(row: Row, baseline: str) -> str:
         why = found[0].reason if found else "no baseline"
         return f"Energy of {row.label} cannot be compared with that of {baseline}: {why}."
     if row.student_ratio == row.full_ratio:
-        return f"{row.label} uses {_multiple(row.full_ratio)} the energy of {baseline}."
+        found = row.full_ratio
+        assert found is not None and found.ratio is not None
+        doubt = "" if found.significant else f": {_doubt(found)}"
+        return f"{row.label} uses {ratio(found.ratio)} the energy of {baseline}{doubt}."
     share = f"; the teacher is {row.teacher_share_text} of that" if row.teacher_share else ""
     return (
         f"{row.label} uses {_multiple(row.student_ratio)} the energy of {baseline} without the teacher's work "
@@ -341,11 +344,11 @@ def energy_sentence(row: Row, baseline: str) -> str:
 def _multiple(found: EnergyRatio | None) -> str:
     if found is None or found.ratio is None:
         return f"an unknown multiple of ({found.reason if found else 'no baseline'})"
-    if found.contended:
-        return f"{ratio(found.ratio)}, inconclusive ({found.reason}),"
-    return (
-        ratio(found.ratio) if found.significant else f"{ratio(found.ratio)}, {inconclusive(found.seeds, found.needed)},"
-    )
+    return ratio(found.ratio) if found.significant else f"{ratio(found.ratio)}, {_doubt(found)},"
+
+
+def _doubt(found: EnergyRatio) -> str:
+    return f"inconclusive ({found.reason})" if found.contended else inconclusive(found.seeds, found.needed)
 
 
 def _caveats(comparison: Comparison) -> list[str]:

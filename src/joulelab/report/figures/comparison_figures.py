@@ -38,6 +38,7 @@ from joulelab.report.wording import listed
 
 # Above this ratio of energies the axis is logarithmic.
 _LOG_ABOVE = 30.0
+_INHERITED = "Muted parts with a dashed edge are inherited from other runs, each counted once per method."
 _BAR_HEIGHT = 52
 # A legend higher than its figure would be clipped.
 _LEGEND_LINE = 15
@@ -149,7 +150,8 @@ def stages_by_method(comparison: Comparison) -> Figure | None:
     counts = {label: len(found) - found.count(None) for label, found in energies.items()}
     inherited = "datum.paid == 'inherited'"
     y = alt.Y("row:N", title=None, sort=[folded(label) for label in counts], axis=alt.Axis(**FOLDED_AXIS))
-    title = energy_title("Mean energy per student", unit, figures)
+    has_inherited = any(part.inherited for part in parts)
+    title = energy_title("Mean energy per run", unit, figures)
     means = (
         parts_chart(factor)
         .transform_lookup("method", from_=_folded_methods(counts))
@@ -181,8 +183,7 @@ def stages_by_method(comparison: Comparison) -> Figure | None:
         title="Energy by stage",
         spec=finish(moving(chart), height),
         description="Energy by stage, stacked for each method: " + "; ".join(described) + ".",
-        caption="Muted parts with a dashed edge are inherited from other runs, each counted once per method."
-        + bounds_caption(bounds),
+        caption=(_INHERITED if has_inherited else "") + bounds_caption(bounds),
         height=height,
         name="stages",
     )

@@ -132,7 +132,7 @@ def _significance(difference: QualityDifference) -> str:
         return "yes"
     if difference.models_only:
         return "models only" if difference.paired and difference.paired.significant else "no"
-    return "no" if difference.interval and difference.interval.bounded else "one seed"
+    return "no" if difference.interval and difference.interval.bounded else "one run"
 
 
 def _capital(text: str) -> str:

@@ -66,7 +66,7 @@ def brief_grid(comparison: Comparison) -> Grid:
 def _note(comparison: Comparison) -> str:
     left_out = not_included_note(comparison.rows)
     # of a measured program, lists of runs show the program alone, too
-    listed = any(run.repeat is None for row in comparison.rows for run in row.runs)
+    listed = any(run.record.spec.get("pipeline") != "measure" for row in comparison.rows for run in row.runs)
     return f"{left_out}{'`runs` and `show RUN` include it.' if left_out and listed else ''}".strip()
 
 

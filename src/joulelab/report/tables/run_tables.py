@@ -140,7 +140,10 @@ def run_result(record: RunRecord, title: str = "", member: bool = False) -> str:
 def summary_grids(record: RunRecord) -> list[Grid]:
     """What a screen shows of a run: its work in numbers, then its stages; notes are in the full tables."""
     work = [*training_grids(record), *inference_grids(record)][:1]
-    stages, methods = without_empty_columns(stages_grid(record)), {method_text(stage.best) for stage in record.stages}
+    # a small screen cuts the last rows: idle baselines, and setup
+    by_weight = sorted(record.stages, key=lambda stage: not stage.is_method_work)
+    stages = without_empty_columns(stages_grid(record.model_copy(update={"stages": tuple(by_weight)})))
+    methods = {method_text(stage.best) for stage in record.stages}
     if len(methods) == 1:  # said once; a column of equal words would take the room of the numbers
         stages = replace(without_column(stages, "Method"), caption=f"Stages (energy: {methods.pop()})")
     return [replace(grid, note="") for grid in (*work, stages) if grid.rows]

@@ -82,7 +82,7 @@ def _speed(record: RunRecord, stage: StageRecord) -> str:
     parts = [f"{three_digits(stage.samples_per_s)} {item_name(record)}s/s over the stage"]
     typical = _number(record, f"{TRAIN}.items_per_s")
     if typical is not None:
-        parts.append(f"{three_digits(typical)} typical (median between lines of metrics)")
+        parts.append(f"{three_digits(typical)} typical (median over logging intervals)")
     if stage.tokens_per_s:
         parts.append(f"{with_prefix(stage.tokens_per_s, 'tokens/s')}")
     return "; ".join(parts)

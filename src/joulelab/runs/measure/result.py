@@ -96,7 +96,7 @@ def caveats(stages: list[StageRecord], summary: RepeatSummary | None, trace: Tra
     if summary is not None and summary.spread_rel > LARGE_SPREAD:
         warnings.append(
             f"the standard deviation over repeats is {100 * summary.spread_rel:.1f} %; "
-            "add --warmup, use more --repeat, or stop other work on the machine"
+            "more --repeat, more --warmup or an idle machine reduce it"
         )
     with_energy = [stage for stage in stages if stage.best.energy_j is not None]
     refresh_s = _refresh_s(trace, with_energy[0].best) if trace is not None and with_energy else 0.0
