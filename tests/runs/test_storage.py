@@ -148,7 +148,7 @@ def test_a_run_that_never_came_to_a_trace_is_gone_with_its_process(tmp_path):
     record = load_record(paths.folder)
     assert record.status == "truncated"
     rows = dict(header_grid(record).rows)
-    assert rows["status"] == "truncated: its process ended without closing the run"
+    assert rows["status"] == "truncated: the process ended without closing the run"
 
 
 def test_a_path_that_the_system_refuses_is_an_error_without_a_traceback(monkeypatch, capsys):

@@ -22,7 +22,10 @@ def ui(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on. Another one than 127.0.0.1 is reachable by others.")
+        str,
+        typer.Option(
+            "--host", help="Address to listen on. Any address other than 127.0.0.1 lets other machines connect."
+        ),
     ] = "127.0.0.1",
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     runs_dir: RunsDir = None,

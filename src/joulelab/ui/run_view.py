@@ -1,7 +1,7 @@
 """A run while it is running: its latest readings every second, and its report so far as often as that is cheap.
 
 Readings come from the tail of the files (`joulelab watch`). The report so far is assembled from the whole trace, as
-`joulelab show` does it, which takes longer the longer the run is; it is repeated so rarely that it takes a small share
+`joulelab show` does it, which takes longer the longer the run is; it is repeated less often then, to take a small share
 of one core.
 """
 

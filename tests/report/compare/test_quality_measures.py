@@ -172,5 +172,5 @@ def test_a_student_run_interrupted_before_its_first_student_stage_has_no_quality
 
 
 def test_a_killed_run_is_shown_with_its_cause(made) -> None:
-    assert "error: its process ended without closing the run (killed, " in run_remarks(interrupted_student(made))[0]
+    assert "error: the process ended without closing the run (killed, " in run_remarks(interrupted_student(made))[0]
     assert not any(text.startswith("error") for text in run_remarks(made.teacher_run()))

@@ -36,7 +36,7 @@ from joulelab.units import duration_text, energy_text, power_text, with_prefix
 STRAGGLES_REL = 0.2
 # Rows of a table of ranks or devices; of more ranks, the slowest are listed.
 MOST_ROWS = 64
-_UNCLOSED = "its process ended without closing the run"
+_UNCLOSED = "the process ended without closing the run"
 
 
 def node_grids(record: RunRecord) -> tuple[Grid, ...]:
