@@ -330,10 +330,10 @@ def energy_sentence(row: Row, baseline: str) -> str:
         why = found[0].reason if found else "no baseline"
         return f"Energy of {row.label} cannot be compared with that of {baseline}: {why}."
     if row.student_ratio == row.full_ratio:
-        found = row.full_ratio
-        assert found is not None and found.ratio is not None
-        doubt = "" if found.significant else f": {_doubt(found)}"
-        return f"{row.label} uses {ratio(found.ratio)} the energy of {baseline}{doubt}."
+        only = row.full_ratio
+        assert only is not None and only.ratio is not None
+        doubt = "" if only.significant else f": {_doubt(only)}"
+        return f"{row.label} uses {ratio(only.ratio)} the energy of {baseline}{doubt}."
     share = f"; the teacher is {row.teacher_share_text} of that" if row.teacher_share else ""
     return (
         f"{row.label} uses {_multiple(row.student_ratio)} the energy of {baseline} without the teacher's work "

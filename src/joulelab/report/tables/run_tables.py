@@ -140,7 +140,7 @@ def run_result(record: RunRecord, title: str = "", member: bool = False) -> str:
 def summary_grids(record: RunRecord) -> list[Grid]:
     """What a screen shows of a run: its work in numbers, then its stages; notes are in the full tables."""
     work = [*training_grids(record), *inference_grids(record)][:1]
-    # a small screen cuts the last rows: idle baselines, and setup
+    # a small screen cuts the last rows: idle baselines and overhead
     by_weight = sorted(record.stages, key=lambda stage: not stage.is_method_work)
     stages = without_empty_columns(stages_grid(record.model_copy(update={"stages": tuple(by_weight)})))
     methods = {method_text(stage.best) for stage in record.stages}
