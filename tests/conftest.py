@@ -7,6 +7,7 @@ import signal
 import pytest
 from browser import browser  # noqa: F401 (a fixture)
 from commands import joulelab_here
+from hypothesis import HealthCheck, settings
 from rapl_tree import domain
 
 from joulelab.data.sources import SAMPLES, installed_version
@@ -16,6 +17,10 @@ from joulelab.lookup import EXTRAS, absent_packages
 # depend on the number of threads in their last digit, and torchrun's ranks have one. Children inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["JOULELAB_CONFIG"] = os.devnull  # the user's own grid and price
+
+# On a busy machine drawing an example can take a second, which says nothing about the code.
+settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("busy")
 
 # A shell starts its background jobs with these ignored (nohup the last one), and children inherit that; tests of
 # signals need them as usual.
