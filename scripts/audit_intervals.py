@@ -23,6 +23,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 import numpy as np
 from numpy.typing import NDArray
@@ -266,7 +267,8 @@ def simulate(
     seed: int = 0,
 ) -> list[Row]:
     planned = plan(windows, traces, loads, windows_s, seed)
-    with ProcessPoolExecutor(jobs) as pool:
+    # Not forked: a copy of a process with threads (a test runner that has imported torch) can wait for a lock forever.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         return rows([trial for trials in pool.map(_run, planned, chunksize=2) for trial in trials])
 
 
