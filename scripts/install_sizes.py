@@ -54,7 +54,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tool", action="append", choices=["pip", "uv"], help="(default: pip)")
     parser.add_argument("--source", type=Path, default=REPOSITORY, help="the clone to install")
     parser.add_argument("--constraint", default="torch<2.14", help="a requirement that limits versions")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if "uv" in (arguments.tool or []) and shutil.which("uv") is None:
+        parser.error("uv is not on the PATH; install it, or leave --tool uv out")
+    return arguments
 
 
 def extras(source: Path) -> list[str]:
@@ -106,10 +109,7 @@ def install_command(tool: str, python: Path, folder: Path, requirements: list[st
     if tool == "pip":
         command = [python, "-m", "pip", "install", "--quiet", "--cache-dir", cache, *requirements]
     else:
-        uv = shutil.which("uv")
-        if uv is None:
-            sys.exit("uv is not on the PATH; install it, or leave --tool uv out")
-        command = [uv, "pip", "install", "--quiet", "--python", python, "--cache-dir", cache, *requirements]
+        command = ["uv", "pip", "install", "--quiet", "--python", python, "--cache-dir", cache, *requirements]
     return [str(word) for word in command]
 
 

@@ -1,6 +1,6 @@
 """What must not be written or printed: secrets, and characters that control a terminal. The only owner of these rules.
 
-A secret is recognized in three ways:
+A secret is recognized in four ways:
 
 - by its own form: the prefixes that clouds and hubs give their tokens, private keys, passwords inside URLs;
 - by the name in front of it: `password=x`, `"api_key": "x"`, `--token x`, `Pwd=x;` of a connection string;

@@ -59,7 +59,7 @@ class TestCodeCarbon:
         assert {stage.name: stage.best.energy_j for stage in record.stages} == pytest.approx(
             {"codecarbon.t0": 3.6, "codecarbon.t1": 7.2, "codecarbon.step": 25.2}
         )
-        assert any("1 row left out: energy_consumed" in note for note in data["notes"])
+        assert any("1 row left out: no valid energy_consumed" in note for note in data["notes"])
 
     def test_cumulative_rows_of_a_run_count_once(self, tmp_path, imported):
         header = CODECARBON.removeprefix("task_name,")

@@ -48,7 +48,7 @@ def test_a_jump_is_more_than_the_device_can_draw_and_an_estimate_has_none():
 
 
 def test_an_estimate_has_the_error_of_a_clock_tick_and_a_counter_none():
-    """Two threads of 3 W: 0.1 s x 3 W is a tick of 0.3 J. A counter at rest has no error of its own."""
+    """Two threads of 3 W: 0.1 s x 3 W is a tick of 0.3 J. A counter at rest adds no error."""
     model = counter(0, 0, 0, component="cpu_estimate", facts={"w_per_thread": 3.0})
     assert model.counter_path.anchors.sd_j == pytest.approx(np.full(3, 0.3 / 1.96))
     assert counter(0, 0, 0).counter_path.anchors.sd_j == pytest.approx(np.zeros(3))

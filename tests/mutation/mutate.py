@@ -3,7 +3,7 @@
 For each module, a process collects the tests that may call it, runs them once to record which test calls which
 function, and then forks a child per mutant. The child replaces the code of the changed function and runs the tests that
 call it, the quickest first, until one fails. A place whose result is fixed at import (defaults of a class, functions
-called by constants) is compiled and imported anew instead. Finished mutants are in the file of `--state`, with the test
+called by constants) is compiled and reimported instead. Finished mutants are in the file of `--state`, with the test
 that noticed each, and a second call does the others. A survivor can be repeated alone: `--only MODULE --number N`.
 
 Survivors that cannot change behavior are in equivalent.json, each with the reason.
@@ -427,7 +427,7 @@ def in_place(module, tried, result):
         _pytest(files, _InPlace(module, tried, result))
 
 
-def imported_anew(module, tree, tests):
+def reimported(module, tree, tests):
     """The test that fails with the changed tree of the module, "" if none does."""
 
     def work():
@@ -521,7 +521,7 @@ def try_all(module, tried):
         return
     for number, function, line, _, _, tree in left.values():
         name = defined(module, function)
-        yield number, line, imported_anew(module, tree, within(tests.get(name, {}) if name else tests[""]))
+        yield number, line, reimported(module, tree, within(tests.get(name, {}) if name else tests[""]))
 
 
 def table(state, equivalent):

@@ -103,7 +103,7 @@ class TestSmiCsv:
         ]
         data = imported(self.write(tmp_path / "x", rows))
         assert data["devices"][0]["energy_j"] == pytest.approx(2 * 50 + 60)
-        assert any("1 row has no power value" in note for note in data["notes"])
+        assert any("1 row without a power value" in note for note in data["notes"])
 
     def test_a_file_written_by_powershell_is_read(self, tmp_path, imported):
         rows = [f"2026/03/02 12:00:0{s}.000, 0, T4, 50, 17, 2048" for s in range(3)]
@@ -232,7 +232,7 @@ def test_a_column_named_power_is_read_as_watts_with_a_note(tmp_path, imported, h
     data = imported(tmp_path / "power.csv")
     assert data["devices"][0]["energy_j"] == pytest.approx(3000)
     assert any("is read as the power of one GPU in" in note for note in data["notes"])
-    assert "1 cell has no power value" in data["notes"]
+    assert "1 cell without a power value" in data["notes"]
 
 
 def test_no_number_of_the_table_is_split_at_80_columns(tmp_path, joulelab_here, monkeypatch):

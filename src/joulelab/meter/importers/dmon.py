@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from joulelab.meter.importers.power_log import Findings, PowerLog, Row, Source, TimeRule, UnusableLog, gather, number
+from joulelab.units import plural
 
 FORMAT = "nvidia-smi dmon"
 DEFAULT_PERIOD_S = 1.0
@@ -89,10 +90,7 @@ def _rows(lines: Sequence[str], stamped: Sequence[str], period_s: float, found: 
     if torn:
         found.notes.append(f"{torn} lines do not match the header and were skipped")
     for index, count in powerless.items():
-        found.notes.append(
-            f"GPU {index}: {count} {'line has' if count == 1 else 'lines have'} no power value (`-`); "
-            "that energy is missing"
-        )
+        found.notes.append(f"GPU {index}: {plural(count, 'line')} without a power value (`-`); that energy is missing")
 
 
 class _Days:

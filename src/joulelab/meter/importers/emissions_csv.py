@@ -93,7 +93,7 @@ def read(lines: Sequence[str], zone: str | None) -> CodeCarbonLog:
     notes = ["energies are CodeCarbon's own figures: RAM is a constant, and CPU may be modeled"]
     if len(rows) < len(table):
         left_out = plural(len(table) - len(rows), "row")
-        notes.append(f"{left_out} left out: energy_consumed is not a number from 0 on")
+        notes.append(f"{left_out} left out: no valid energy_consumed")
     runs: list[CodeCarbonRun] = []
     for run_id, own in by_run.items():
         found, how = _run_of(run_id, own)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from joulelab.meter.importers.power_log import Findings, PowerLog, Row, Source, TimeRule, UnusableLog, gather, number
+from joulelab.units import plural
 
 FORMAT = "CSV with power columns"
 _STAMPS = ("timestamp", "time", "ts", "datetime")
@@ -100,7 +101,7 @@ def _rows(
     if torn:
         found.notes.append(f"{torn} lines do not match the header and were skipped")
     if powerless:
-        found.notes.append(f"{powerless} {'cell has' if powerless == 1 else 'cells have'} no power value")
+        found.notes.append(f"{plural(powerless, 'cell')} without a power value")
     if apart_w > _SAME_W:
         found.notes.append(
             f"total_power_w differs from the sum over the GPUs by up to {apart_w:.1f} W; the GPUs are used"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from joulelab.meter.importers.power_log import Findings, PowerLog, Row, Source, TimeRule, UnusableLog, gather, number
+from joulelab.units import plural
 
 FORMAT = "nvidia-smi --query-gpu CSV"
 # What each is called in a query, the best first: the plain field is a 1 s average on recent cards.
@@ -77,7 +78,7 @@ def _rows(lines: Sequence[str], names: Sequence[str], rule: TimeRule, found: Fin
     if torn:
         found.notes.append(f"{torn} lines do not match the header and were skipped")
     if absent:
-        found.notes.append(f"{absent} {'row has' if absent == 1 else 'rows have'} no power value ([N/A] or an error)")
+        found.notes.append(f"{plural(absent, 'row')} without a power value ([N/A] or an error)")
 
 
 def _source(row: dict[str, str]) -> Source:

@@ -168,7 +168,7 @@ def bill_grids(bill: EnergyBill) -> tuple[Grid, ...]:
 
 def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
     whole = bill.whole
-    has_teacher = any(line.shared for line in (*bill.own, *bill.inherited))
+    has_teacher = any(line.shared for line in bill.lines)
     shared = f" when {bill.students} students share the teacher" if bill.students > 1 and has_teacher else ""
     if whole.energy_j is None:
         opening = f"Energy of {bill.title}{shared}: missing"
