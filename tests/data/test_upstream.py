@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "joulelab"
 PRIVATE = re.compile(
     r"torch\._[a-z]\w+(?:\.\w+)*|torch\.utils\._\w+|\baten\._\w+|\._attn_implementation\b|\b_supports_sdpa\b|\bcumulative_length\b"
-    r"|transformers\.(?:masking_utils|integrations|models|modeling_\w+|utils\.chat_template_utils)[\w.]*"
+    r"|transformers\.(?:initialization|masking_utils|integrations|models|modeling_\w+|utils\.chat_template_utils)[\w.]*"
 )
 TESTS = {}
 
@@ -204,6 +204,18 @@ def sliding_window():
     module = LongformerSelfAttention(config, layer_id=0)
     assert (module.num_heads, module.one_sided_attn_window_size) == (2, 3)
     assert all(isinstance(part, nn.Linear) for part in (module.query, module.key, module.value))
+
+
+@checks("transformers.initialization")
+def weights_without_initialization():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    before = torch.get_rng_state()
+    with importlib.import_module("transformers.initialization").no_init_weights():
+        model = LlamaForCausalLM(config)
+    assert torch.equal(torch.get_rng_state(), before)  # no random number was drawn
+    assert all(parameter.device.type == "cpu" for parameter in model.parameters())
 
 
 @checks("transformers.modeling_gguf_pytorch_utils")

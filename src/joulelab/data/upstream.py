@@ -93,6 +93,11 @@ PRIVATE_APIS = (
         ("zoo/tasks/masked_lm.py",),
     ),
     PrivateApi(
+        "transformers.initialization",
+        "no_init_weights leaves the weights of a model that is built inside uninitialized",
+        ("zoo/pretrained.py",),
+    ),
+    PrivateApi(
         "transformers.modeling_gguf_pytorch_utils",
         "load_gguf_checkpoint returns the tensors of a file for a given model, with a bar named tqdm",
         ("zoo/pretrained.py",),

@@ -267,13 +267,14 @@ def _refuse_causal_lm(place: _ModelLocation, architectures: Sequence[str]) -> No
 def _dequantize_gguf(transformers: Any, place: _ModelLocation) -> torch.nn.Module:
     """A float32 model with the dequantized weights of a GGUF file.
 
-    `from_pretrained(gguf_file=...)` needs accelerate and returns a model marked as quantized, which transformers
-    refuses to save. Loading the same tensors into a plain model avoids both.
+    `from_pretrained(gguf_file=...)` returns a model marked as quantized, which transformers refuses to save. Loading
+    the same tensors into a plain model avoids that.
     """
     reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
 
     config = transformers.AutoConfig.from_pretrained(place.folder_or_id, **place.arguments)
-    with seeded_init(0):
+    # The file has every weight: initializing them first would take half of the time.
+    with importlib.import_module("transformers.initialization").no_init_weights():
         model: Any = transformers.AutoModelForCausalLM.from_config(config)
     file = Path(place.folder_or_id) / (place.gguf_file or "")
     bar, reader.tqdm = reader.tqdm, lambda items, **settings: items  # ignores the setting that disables progress bars
@@ -281,7 +282,7 @@ def _dequantize_gguf(transformers: Any, place: _ModelLocation) -> torch.nn.Modul
         tensors = reader.load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
     finally:
         reader.tqdm = bar
-    loaded = model.load_state_dict(tensors, strict=False)
+    loaded = model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     # A tied output layer is the embedding and is not in the file.
     absent = set(loaded.missing_keys) - ({"lm_head.weight"} if config.tie_word_embeddings else set())
