@@ -82,22 +82,26 @@ class _ModelLocation:
 
 
 def load_tokenizer(name: str) -> Any:
-    place = _locate_model(name)
+    return _read("AutoTokenizer", _locate_model(name))
+
+
+def _read(kind: str, place: _ModelLocation) -> Any:
+    """Tokenizer or configuration, by the class of transformers that loads it."""
     if place.gguf_file:  # takes seconds, so it is cached for the members of a comparison
         state = (Path(place.folder_or_id) / place.gguf_file).stat()
-        return copy.deepcopy(_tokenizer_in_gguf(place, state.st_mtime_ns, state.st_size))
-    return _read_tokenizer(place)
+        return copy.deepcopy(_read_gguf(kind, place, state.st_mtime_ns, state.st_size))
+    return _read_files(kind, place)
 
 
-@lru_cache(maxsize=2)
-def _tokenizer_in_gguf(place: _ModelLocation, modified_ns: int, size_bytes: int) -> Any:
-    return _read_tokenizer(place)
+@lru_cache(maxsize=4)
+def _read_gguf(kind: str, place: _ModelLocation, modified_ns: int, size_bytes: int) -> Any:
+    return _read_files(kind, place)
 
 
-def _read_tokenizer(place: _ModelLocation) -> Any:
+def _read_files(kind: str, place: _ModelLocation) -> Any:
     transformers = import_transformers()
     with quiet_transformers(transformers), _explain_load_errors(place), fast_gguf_reader():
-        return transformers.AutoTokenizer.from_pretrained(place.folder_or_id, **place.arguments)
+        return getattr(transformers, kind).from_pretrained(place.folder_or_id, **place.arguments)
 
 
 def load_classifier(name: str, num_labels: int, seed: int) -> torch.nn.Module:
@@ -144,9 +148,7 @@ def encoder_config(name: str) -> Any:
 def causal_lm_config(name: str) -> Any:
     """Configuration of a causal language model; raises ConfigError for other models."""
     place = _locate_model(name)
-    transformers = import_transformers()
-    with quiet_transformers(transformers), _explain_load_errors(place), fast_gguf_reader():
-        config = transformers.AutoConfig.from_pretrained(place.folder_or_id, **place.arguments)
+    config = _read("AutoConfig", place)
     named = config.architectures or []
     if named and not any(architecture.endswith(_CAUSAL_ENDINGS) for architecture in named):
         raise ConfigError(
@@ -272,7 +274,7 @@ def _dequantize_gguf(transformers: Any, place: _ModelLocation) -> torch.nn.Modul
     """
     reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
 
-    config = transformers.AutoConfig.from_pretrained(place.folder_or_id, **place.arguments)
+    config = _read("AutoConfig", place)
     # The file has every weight: initializing them first would take half of the time.
     with importlib.import_module("transformers.initialization").no_init_weights():
         model: Any = transformers.AutoModelForCausalLM.from_config(config)
