@@ -163,7 +163,7 @@ def make_trainer(stand: Stand, way: str, cache: LogitCache | None) -> SimpleTrai
     config = TrainingConfig(
         epochs=None, max_steps=10**9, batch_size=size.batch_size, precision=options.precision, compile=options.compile,
         learning_rate=1e-5, prefetch=4, weights=options.weights, rounding=options.rounding,
-        optimizer=options.optimizer, activation_checkpointing=options.checkpoint_activations,
+        moments=options.moments, optimizer=options.optimizer, activation_checkpointing=options.checkpoint_activations,
     )  # fmt: skip
     return SimpleTrainer(student, batches, objective, config, NoOpStats())
 
@@ -252,6 +252,7 @@ def main() -> None:
     parser.add_argument("--student", default="1b", choices=tuple(FULL), help="shape of the student")
     parser.add_argument("--weights", choices=("fp32", "bf16"), help="dtype of the student's weights")
     parser.add_argument("--rounding", default="stochastic", choices=("stochastic", "kahan"), help="of bf16 weights")
+    parser.add_argument("--moments", default="fp32", choices=("fp32", "bf16"), help="of AdamW, with bf16 weights")
     parser.add_argument("--optimizer", choices=get_args(Optimizer))
     parser.add_argument("--batch-size", type=int, help="rows of a step; 8, for 13B 4")
     parser.add_argument("--checkpoint-activations", action="store_true")

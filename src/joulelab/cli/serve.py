@@ -191,7 +191,8 @@ def measure_server(params: Mapping[str, Any], options: RunOptions) -> None:
     models = [word for word in words if word not in overrides]
     if len(models) > 1:
         raise UsageError(f"{len(models)} models were named ({', '.join(models)}); a server is measured with one")
-    table: Path | None = params["table"]
+    # Not every version of typer converts what the context holds.
+    table = Path(params["table"]) if params["table"] is not None else None
     if table is not None and table.suffix.lower() not in (".csv", ".json"):
         raise UsageError(f"--table {table}: expected a file that ends in .csv or .json")
     if table is not None and not table.absolute().parent.is_dir():

@@ -9,13 +9,17 @@ number, and a training with a small learning rate stops. Two remedies, both over
                  weight before the next update (Kahan, 1965; Zamirai et al., 2020, for bfloat16). 2 more bytes a weight.
 
 `Bf16Updates` steps another optimizer on float32 copies of some weights at a time, so that the arithmetic of the update
-and the optimizer's own state are those of a float32 training.
+is that of a float32 training. AdamW with stochastic rounding is one kernel on a GPU (`adamw_kernel`). Its moments are
+float32, or bfloat16 rounded in the same way: the second moment moves by 1/1000 of the distance to the last square,
+which rounding to the nearest bfloat16 number would lose.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +31,7 @@ from joulelab.errors import ConfigError
 COMPENSATION = "compensation"
 """Key of the optimizer's state: what rounding has removed from a weight."""
 _SEED, _STEP = "rounding_seed", "rounding_step"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 # Elements whose float32 copies exist at a time: large enough for one kernel to be efficient, 0.4 GB with the gradients
 # and random bits.
 _BUCKET = 2**25
@@ -70,40 +75,88 @@ class Bf16Updates(torch.optim.Optimizer):
     model stay equal, and a resumed training rounds as the interrupted one would have.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, rounding: str, seed: int, shard: int = 0) -> None:
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        rounding: str,
+        seed: int,
+        shard: int = 0,
+        moments: torch.dtype = torch.float32,
+    ) -> None:
         """`inner` was made with these weights; it is used as a function and keeps no state. `shard` numbers the part
-        of a sharded model that this process holds; 0 for replicas."""
+        of a sharded model that this process holds; 0 for replicas. `moments`: dtype of AdamW's."""
         super().__init__([{**group, _SEED: seed, _STEP: 0} for group in inner.param_groups], inner.defaults)
-        self._inner, self._rounding, self._shard = inner, rounding, shard
+        self._inner, self._rounding, self._shard, self._moments = inner, rounding, shard, moments
+        self._is_adamw = isinstance(inner, torch.optim.AdamW)
         self._inner.param_groups, self._inner.state = [], defaultdict(dict)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for number, group in enumerate(self.param_groups):
+            entropy = np.random.SeedSequence([group[_SEED], group[_STEP], self._shard, number])
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            by_kernel = [weight for weight in weights if self._takes_kernel(weight)]
+            seeds = entropy.generate_state(len(by_kernel) + 2)  # the first two are the generators'
+            for weight, seed in zip(by_kernel, seeds[2:], strict=True):
+                self._step_kernel(group, weight, int(seed) >> 1)
             generators: dict[torch.device, torch.Generator] = {}
-            for bucket in _buckets([weight for weight in group["params"] if weight.grad is not None]):
+            for bucket in _buckets([weight for weight in weights if not self._takes_kernel(weight)]):
                 device = bucket[0].device
                 if device not in generators:
-                    entropy = [group[_SEED], group[_STEP], self._shard, number]
-                    seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 1
+                    seed = int(entropy.generate_state(1, np.uint64)[0]) >> 1
                     generators[device] = torch.Generator(device).manual_seed(seed)
                 self._step_bucket(group, bucket, generators[device])
             group[_STEP] += 1
 
+    def _takes_kernel(self, weight: Tensor) -> bool:
+        return (
+            self._is_adamw
+            and self._rounding == "stochastic"
+            and weight.is_cuda
+            and weight.dtype == torch.bfloat16
+            and _local(weight).is_contiguous()
+            and _has_triton()
+        )
+
+    def _step_kernel(self, group: dict[str, Any], weight: Tensor, seed: int) -> None:
+        from joulelab.train.adamw_kernel import update
+
+        state = self.state[weight]
+        if not state:  # as torch names and keeps them, so that a checkpoint can be read with or without the kernel
+            state["step"] = torch.tensor(0.0)
+            for name in _MOMENTS:
+                state[name] = torch.zeros_like(weight, dtype=self._moments)
+        if state["step"].is_cuda:  # of a checkpoint; on the host it can be read without waiting for the device
+            state["step"] = state["step"].cpu()
+        state["step"] += 1
+        assert weight.grad is not None
+        moments = [_local(state[name]) for name in _MOMENTS]
+        update(
+            _local(weight.detach()), _local(weight.grad).contiguous(), *moments,
+            step=int(state["step"]), seed=seed, rate=float(group["lr"]), decay=group["weight_decay"],
+            betas=group["betas"], epsilon=group["eps"],
+        )  # fmt: skip
+
     def _step_bucket(self, group: dict[str, Any], weights: Sequence[Tensor], generator: torch.Generator) -> None:
         copies = [self._copy(weight) for weight in weights]
-        states = [
-            {key: value for key, value in self.state[weight].items() if key != COMPENSATION} for weight in weights
-        ]
+        states = [_inner_state(self.state[weight]) for weight in weights]
         inner = self._inner
         inner.param_groups = [{**group, "params": copies}]
         inner.state = defaultdict(dict, zip(copies, states, strict=True))
         inner.step()
         for weight, copy in zip(weights, copies, strict=True):
-            self.state[weight].update(inner.state[copy])
+            self._keep_state(weight, inner.state[copy], generator)
             if copy is not weight:
                 self._write(weight, copy, generator)
         inner.param_groups, inner.state = [], defaultdict(dict)  # frees the copies
+
+    def _keep_state(self, weight: Tensor, state: dict[str, Any], generator: torch.Generator) -> None:
+        for name, value in state.items():
+            if self._is_adamw and name in _MOMENTS and self._moments != value.dtype:
+                kept = torch.empty_like(value, dtype=self._moments)
+                copy_stochastically_(_local(kept), _local(value), generator)
+                value = kept
+            self.state[weight][name] = value
 
     def _copy(self, weight: Tensor) -> Tensor:
         """In float32, with what earlier roundings have removed."""
@@ -132,6 +185,20 @@ class Bf16Updates(torch.optim.Optimizer):
             for key, value in state_dict["state"].get(name, {}).items():
                 if isinstance(value, Tensor) and key != "step":  # torch knows the device of the step count
                     self.state[weight][key] = value.to(weight.device)
+
+
+def _inner_state(state: dict[str, Any]) -> dict[str, Any]:
+    """What the inner optimizer keeps of a weight, as it expects it."""
+    found = {name: value for name, value in state.items() if name != COMPENSATION}
+    for name in _MOMENTS:
+        if name in found:
+            found[name] = found[name].float()
+    return found
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def _local(tensor: Tensor) -> Tensor:

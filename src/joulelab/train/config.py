@@ -69,6 +69,9 @@ class TrainingConfig(Section):
     rounding: Literal["stochastic", "kahan"] = "stochastic"
     """With weights=bf16, how an updated weight is rounded: up or down at random, so that its expected value is exact;
     or to the nearest number, with the remainder kept for the next update (kahan; 2 more bytes per weight)."""
+    moments: Literal["fp32", "bf16"] = "fp32"
+    """With weights=bf16, rounding=stochastic and optimizer=adamw: dtype of AdamW's two moments. bf16 saves 4 bytes per
+    weight; both are rounded up or down at random like the weights."""
     compile: CompileMode = "off"
     """Mode of torch.compile; `blocks` compiles one layer of a deep model and reuses it for all, which starts faster."""
     activation_checkpointing: bool = False
@@ -115,6 +118,11 @@ class TrainingConfig(Section):
     def _numerics_fit_together(self) -> Self:
         if self.weights == "bf16" and self.precision != "bf16":
             raise ValueError(f"weights=bf16 computes in bf16, but precision is {self.precision}; set precision=bf16")
+        if self.moments == "bf16" and (self.weights, self.rounding, self.optimizer) != ("bf16", "stochastic", "adamw"):
+            raise ValueError(
+                "moments=bf16 needs weights=bf16, rounding=stochastic and optimizer=adamw, but they are "
+                f"{self.weights}, {self.rounding} and {self.optimizer}"
+            )
         if self.optimizer == "adamw-8bit" and self.parallel == "fsdp":
             raise ValueError(
                 "optimizer=adamw-8bit with parallel=fsdp: quantized blocks of the optimizer's state cannot be divided "

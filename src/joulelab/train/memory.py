@@ -49,6 +49,7 @@ def training_bytes(size: ModelSize, config: TrainingConfig, ranks: int = 1) -> d
     """Bytes on each device, by what they are for. `ranks` shard weights, gradients and state."""
     each = 2 if config.weights == "bf16" else 4
     kept = 2 if config.weights == "bf16" and config.rounding == "kahan" else 0
+    state = _STATE_BYTES[config.optimizer] // (2 if config.moments == "bf16" else 1)
     computed = 4 if config.precision in ("fp32", "tf32") else 2
     tokens = config.batch_size * size.row_length
     # Checkpointing keeps the input of each layer. Otherwise a layer keeps at least the inputs of its seven products
@@ -59,7 +60,7 @@ def training_bytes(size: ModelSize, config: TrainingConfig, ranks: int = 1) -> d
     parts = {
         "weights": size.parameters * each // ranks,
         "gradients": size.trained * each // ranks,
-        f"{config.optimizer} state": size.trained * (_STATE_BYTES[config.optimizer] + kept) // ranks,
+        f"{config.optimizer} state": size.trained * (state + kept) // ranks,
         "activations": saved + head,
         "other models": size.other_models_bytes,
     }

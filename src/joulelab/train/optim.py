@@ -29,7 +29,10 @@ def make_optimizer(
     """The optimizer of the trained parameters. `rounding_seed` is the same on all ranks and `shard` the number of this
     rank's part of a sharded model; both matter only to weights in bf16."""
     optimizer = _plain_optimizer(parameters, config)
-    return optimizer if config.weights == "fp32" else Bf16Updates(optimizer, config.rounding, rounding_seed, shard)
+    if config.weights == "fp32":
+        return optimizer
+    moments = torch.bfloat16 if config.moments == "bf16" else torch.float32
+    return Bf16Updates(optimizer, config.rounding, rounding_seed, shard, moments)
 
 
 def _plain_optimizer(parameters: Iterable[nn.Parameter], config: TrainingConfig) -> torch.optim.Optimizer:

@@ -2,9 +2,9 @@
 
 Every request has a slot of the engine's cache (`generation.static_decoder`), filled from position 0. A step reads one
 token of every slot up to the highest one in use, so a request that arrives waits for the current step and not for the
-current answers. On a GPU the step is captured as a CUDA graph, one for each batch size that is a power of two. Slots
-without a request compute a token that is discarded: cheaper than moving the others, because a small batch is bound by
-reading the weights.
+current answers. On a GPU the step is compiled, with the joined layers of the decoder, and captured as a CUDA graph for
+each batch size that is a power of two: a server runs long enough for that to save energy. Slots without a request
+compute a token that is discarded: cheaper than moving the others, because reading the weights takes most of the time.
 
 One thread owns the model. Other threads submit requests and receive tokens through queues. On a GPU the host works on
 the tokens of a step while the device computes the next one, so a finished request takes part in one step too many. With
@@ -20,6 +20,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -34,8 +35,15 @@ from joulelab.errors import ConfigError, JoulelabError
 from joulelab.infer.generation.completions import end_ids
 from joulelab.infer.generation.sampler import StopTexts, answer_random_numbers, sample_tokens
 from joulelab.infer.generation.settings import GenerationSettings
-from joulelab.infer.generation.static_decoder import SlotCache, check_model, decode_attention
+from joulelab.infer.generation.static_decoder import (
+    SlotCache,
+    check_model,
+    compile_layer,
+    compiled_layers,
+    decode_attention,
+)
 from joulelab.infer.recipes import capture_cuda_graph
+from joulelab.zoo.quantized_layers import quantization_of
 
 # Prompt tokens that are read in one call, padding included: the running requests wait for it.
 _PROMPT_TOKENS_AT_ONCE = 8_192
@@ -64,7 +72,7 @@ class _ServedSlots(SlotCache):
 class SlotBatch:
     """The model with a cache of `slots` slots: read prompts into slots, then one token of every row per step."""
 
-    def __init__(self, model: Any, slots: int, tokens: int, words: int) -> None:
+    def __init__(self, model: Any, slots: int, tokens: int, words: int, compile_step: bool = False) -> None:
         """`tokens`: positions of a slot. Logits beyond the first `words` are padding of the vocabulary."""
         self._device = next(model.parameters()).device
         self._model, self._words, self.slots, self.tokens = model, words, slots, tokens
@@ -73,6 +81,9 @@ class SlotBatch:
         self._numbers_RT: Tensor | None = None
         self._places = [0] * slots
         self._graphs: dict[int, Callable[[], Tensor]] = {}
+        self._compile_step = compile_step
+        self.note = ""
+        """For the user, after the warm-up; empty if there is nothing to say."""
 
     def read(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> None:
         """Fill slots with prompts without their last tokens, which the next step reads."""
@@ -179,10 +190,22 @@ class SlotBatch:
             before = self._token_R.clone(), self._cache.places_R.clone()
             if not self._cache.slots:
                 self._forward(size)  # allocates the cache, which a graph must not own
-            self._graphs[size] = capture_cuda_graph(partial(self._forward, size))
+            self._graphs[size] = self._captured(size)
             self._token_R.copy_(before[0])
             self._cache.places_R.copy_(before[1])
         return self._graphs[size]
+
+    def _captured(self, rows: int) -> Callable[[], Tensor]:
+        if self._compile_step:
+            try:
+                layer = compile_layer(self._model, ("serve", self.slots, self.tokens))
+                with compiled_layers(self._model, self._cache.slots, layer):
+                    return capture_cuda_graph(partial(self._forward, rows))
+            except (RuntimeError, ImportError) as error:  # no C compiler, a layer that the compiler does not take
+                self._compile_step = False
+                reason = (str(error) or type(error).__name__).splitlines()[0][:120]
+                self.note = f"the model is not compiled, so that a token takes more time and energy: {reason}"
+        return capture_cuda_graph(partial(self._forward, rows))
 
     def _forward(self, rows: int) -> Tensor:
         places_R = self._cache.places_R[:rows]
@@ -231,7 +254,8 @@ class BatchEngine:
 
     def __init__(self, model: Any, tokenizer: Any, *, slots: int, context: int, max_waiting: int = 256) -> None:
         """`context`: prompt and answer of a request in tokens."""
-        if not check_model(model).slots:
+        support = check_model(model)
+        if not support.slots:
             raise ConfigError(
                 f"{type(model).__name__} does not use full attention in all layers, which `joulelab serve` needs",
                 "serve it with vLLM or SGLang and measure that server: joulelab infer --server URL",
@@ -242,7 +266,12 @@ class BatchEngine:
             vocab_size_of(tokenizer),
             frozenset(end_ids(model, tokenizer)),
         )
-        self._batch = SlotBatch(model, slots, context, self.vocabulary)
+        on_gpu = next(model.parameters()).is_cuda
+        # Kernels of a quantization library are not compiled.
+        self._batch = SlotBatch(
+            model, slots, context, self.vocabulary, compile_step=on_gpu and quantization_of(model) is None
+        )
+        self._fused = support.fused
         self._running: dict[int, ServedRequest] = {}
         self._stops: dict[int, StopTexts] = {}
         self._sampling: list[tuple[GenerationSettings, Tensor]] | None = []
@@ -264,6 +293,10 @@ class BatchEngine:
             )
         if self._failure is not None:
             raise self._failure
+
+    @property
+    def note(self) -> str:
+        return self._batch.note
 
     @property
     def load(self) -> tuple[int, int]:
@@ -290,7 +323,7 @@ class BatchEngine:
     @torch.no_grad()
     def _work(self) -> None:
         try:
-            with decode_attention(self._model):
+            with decode_attention(self._model), self._fused.applied() if self._fused else nullcontext():
                 self._batch.warm_up()
                 self._ready.set()
                 while self._admit():

@@ -145,6 +145,7 @@ def open_server(settings: ServedModel, port: int) -> ModelServer:
         "threads": settings.threads,
     }
     server = ModelServer(engine, settings.name, port, facts)
+    server.notes += [engine.note] if engine.note else []
     if slots < settings.batch_size:
         server.notes.append(f"{slots} answers of {settings.context:,} tokens fit into GPU memory at once")
     if gguf_file(settings.model) is not None:
