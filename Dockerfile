@@ -5,7 +5,9 @@
 #     --build-arg BASE=nvidia/cuda:12.6.3-base-ubuntu24.04 .                             # CUDA
 #   docker run --rm --volume "$PWD/runs:/runs" joulelab doctor
 #   docker run --rm --gpus all ... joulelab infer deit-t                                 # NVML is visible with --gpus
-#   docker run --rm --volume /sys/class/powercap:/sys/class/powercap:ro ...              # RAPL, where the host allows it
+#   docker run --rm --volume /sys/class/powercap:/host/class/powercap:ro \
+#     --volume /sys/devices/virtual/powercap:/host/devices/virtual/powercap:ro \
+#     ... joulelab measure --rapl-root /host/class/powercap -- ...        # RAPL, which Docker hides at its usual place
 ARG BASE=debian:13-slim
 FROM ${BASE}
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -14,11 +16,12 @@ RUN apt-get update && \
     rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/joulelab
 ENV PATH=/opt/joulelab/bin:$PATH JOULELAB_RUNS=/runs
-# torch first and alone: it is the largest layer and changes least
-RUN pip install --no-cache-dir torch --index-url "${TORCH_INDEX}"
+# torch first and alone: it is the largest layer and changes least; the bound is that of the tested versions
+COPY constraints.txt /src/
+RUN pip install --no-cache-dir --constraint /src/constraints.txt torch --index-url "${TORCH_INDEX}"
 COPY pyproject.toml README.md LICENSE /src/
 COPY src /src/src
-RUN pip install --no-cache-dir "/src[train,report,query]" && joulelab --version
+RUN pip install --no-cache-dir --constraint /src/constraints.txt "/src[train,report,query]" && joulelab --version
 VOLUME /runs
 WORKDIR /work
 ENTRYPOINT ["joulelab"]

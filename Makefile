@@ -106,8 +106,8 @@ $(BIN)/python:
 	@$(PYTHON) -m venv --upgrade-deps $(VENV) || \
 	  { echo "python's venv module is missing (on Debian and Ubuntu: apt-get install python3-venv)"; rm -rf $(VENV); exit 2; }
 
-# `twine check` reads the description as PyPI would render it.
-dist: $(READY)
+# `twine check` reads the description as PyPI would render it. Neither needs joulelab's dependencies.
+dist: | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet build twine
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .

@@ -340,6 +340,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "bitsandbytes": ("bitsandbytes",),
     "torchao": ("torchao",),
     "ui": ("starlette", "uvicorn"),
+    "trackers": ("tensorboard", "mlflow", "wandb"),
+    "trackio": ("trackio",),
 }
 
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 
+from joulelab import lookup
 from joulelab.errors import DependencyMissing
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.trace import read_lines
@@ -66,12 +67,7 @@ def test_a_block_that_fails_fails_with_its_own_error(tmp_path):
 
 
 def test_asking_for_it_where_it_is_not_installed_is_refused_with_the_command(monkeypatch):
-    from importlib import metadata
-
-    def gone(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", gone)
+    monkeypatch.setattr(lookup, "absent_packages", lambda *packages: list(packages))
     with pytest.raises(DependencyMissing) as refused:
         check_installed(EnergyConfig(total_energy_policy="codecarbon"))
     assert "joulelab[codecarbon]" in refused.value.hint

@@ -277,9 +277,11 @@ def monitor(
     from contextlib import ExitStack
 
     from joulelab.meter.config import EnergyConfig
-    from joulelab.meter.monitor.exposition import PrometheusPage
+    from joulelab.meter.monitor.exposition import PrometheusPage, require_free
     from joulelab.meter.monitor.operator_log import LogFile, Monitor, Settings, StopSignals
 
+    if prometheus is not None:
+        require_free(prometheus)
     sensor_interval_s = min(interval, LONGEST_SENSOR_INTERVAL_S)
     config = EnergyConfig(
         sample_interval_s=sensor_interval_s,

@@ -157,6 +157,7 @@ def measure(
     from joulelab.runs.paths import RunPaths, require_no_runs
     from joulelab.runs.store import load_record, store_root
     from joulelab.runs.validity import enforce
+    from joulelab.trackers.codecarbon import check_installed
 
     spec, command = measure_spec(context.params), command or []
     queued = run_dir is not None and (run_dir / "run.json").exists()
@@ -167,6 +168,7 @@ def measure(
     try:
         executable = find_program(command[0])
         demand_sensors(spec.energy)
+        check_installed(spec.energy)
         if spec.energy.prometheus:
             require_free(spec.energy.prometheus)
     except JoulelabError as error:

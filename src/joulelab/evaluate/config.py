@@ -13,7 +13,7 @@ from joulelab.data import sources
 from joulelab.errors import ConfigError
 from joulelab.runs import environment
 from joulelab.runs.spec import RunSpec
-from joulelab.zoo.quantization import Quantization, is_quantized, require_quantization
+from joulelab.zoo.quantization import Quantization, is_quantized, quantization_packages, require_quantization
 
 
 class EvaluateSpec(RunSpec):
@@ -106,5 +106,5 @@ class EvaluateSpec(RunSpec):
 
     def require_packages(self) -> None:
         optional = {"lm_eval": bool(self.tasks), "math_verify": self.grader == "math-verify"}
-        wanted = [name for name, used in optional.items() if used]
+        wanted = [name for name, used in optional.items() if used] + quantization_packages(self.precision)
         lookup.require_packages("this run", "torch", "transformers", *wanted)

@@ -28,7 +28,13 @@ from joulelab.runs.paths import read_json
 from joulelab.runs.spec import RunSpec
 from joulelab.units import size_text
 from joulelab.zoo.norms.encoder_shapes import SHAPES, Norm
-from joulelab.zoo.quantization import WEIGHT_BYTES, Quantization, is_quantized, require_quantization
+from joulelab.zoo.quantization import (
+    WEIGHT_BYTES,
+    Quantization,
+    is_quantized,
+    quantization_packages,
+    require_quantization,
+)
 from joulelab.zoo.registry import PUBLISHED, WorkloadRequest, find_model, is_file, require_packages
 
 Prompt = str | list[dict[str, str]]
@@ -288,7 +294,7 @@ class InferSpec(RunSpec):
     def require_packages(self) -> None:
         if self.kind == "zoo":
             require_packages(find_model(self.model))
-        lookup.require_packages("this run", "torch", "transformers")
+        lookup.require_packages("this run", "torch", "transformers", *quantization_packages(*self.dtypes))
 
     def _require_files(self) -> None:
         if self.kind == "zoo":

@@ -15,12 +15,10 @@ import contextlib
 import importlib
 import logging
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from joulelab import clock
-from joulelab.errors import DependencyMissing
+from joulelab import clock, lookup
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.grids import parse_grid
 from joulelab.meter.importers.emissions_csv import energies_j
@@ -33,14 +31,8 @@ SHORTEST_INTERVAL_S = 1.0
 
 def check_installed(energy: EnergyConfig) -> None:
     """Before a run: refuse settings that need CodeCarbon if it is not installed."""
-    if not energy.uses_codecarbon:
-        return
-    try:
-        metadata.version("codecarbon")
-    except metadata.PackageNotFoundError:
-        raise DependencyMissing(
-            "energy.codecarbon was requested but CodeCarbon is not installed", "pip install 'joulelab[codecarbon]'"
-        ) from None
+    if energy.uses_codecarbon:
+        lookup.require_packages("energy.codecarbon", "codecarbon")
 
 
 @contextlib.contextmanager

@@ -13,12 +13,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from joulelab import clock, lookup
-from joulelab.errors import DependencyMissing, JoulelabError
+from joulelab.errors import JoulelabError
 from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.redaction import redact
 from joulelab.runs.paths import RunPaths, read_metrics
@@ -27,13 +26,6 @@ from joulelab.runs.spec import RunSpec
 
 # Fields of a line of metrics.jsonl that identify the line and are not metrics.
 _NOT_METRICS = ("step", "attempt", "mono_ns", "stage", "timestamp")
-PACKAGES = {
-    "tensorboard": ("tensorboard", "joulelab[trackers]"),
-    "wandb": ("wandb", "joulelab[trackers]"),
-    "mlflow": ("mlflow", "joulelab[trackers]"),
-    "trackio": ("trackio", "joulelab[trackio]"),
-}
-"""Tracker -> the module that it needs, and the extra that installs it."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +104,8 @@ def require_installed(names: tuple[str, ...] | list[str]) -> None:
     """Before a run or an export: refuse unknown trackers and missing packages."""
     for name in names:
         lookup.TRACKERS.require(name)
-        package, extra = PACKAGES.get(name, ("", ""))  # a tracker of an installed package needs what that requires
-        if package and find_spec(package) is None:
-            raise DependencyMissing(f"tracker '{name}' requires the package {package}", f"pip install '{extra}'")
+        if lookup.TRACKERS.origin(name) is None:  # a plugin's package requires what its tracker needs
+            lookup.require_packages(f"the tracker {name}", name)  # each has the name of its package
 
 
 def export_run(paths: RunPaths, record: RunRecord, to: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,7 +12,7 @@ from joulelab import lookup
 from joulelab.data import sources
 from joulelab.data.splits import SYNTHETIC_SIZES, parse_split
 from joulelab.data.text import check_documents
-from joulelab.errors import ConfigError, DependencyMissing, DeviceMissing, NotFoundError
+from joulelab.errors import ConfigError, DeviceMissing, NotFoundError
 from joulelab.runs import environment
 from joulelab.train.config import CompileMode, Precision, TrainingConfig, TrainingRunSpec
 from joulelab.zoo.registry import (
@@ -116,7 +115,8 @@ class TrainSpec(TrainingRunSpec):
         )
 
     def require_packages(self) -> None:
-        require_packages(self.request.entry)
+        used = [name for name in self.training.stats if name == "codecarbon"]  # the tracker has its package's name
+        require_packages(self.request.entry, *used)
         self.training.require_packages()
 
     def checks(self) -> Iterator[Callable[[], object]]:
@@ -193,11 +193,6 @@ def _derived_defaults(training: Mapping[str, Any]) -> dict[str, Any]:
 def _check_tracker(name: str) -> None:
     if not is_file(name):
         lookup.TRAINER_STATS.require(name)
-        if name == "codecarbon" and find_spec("codecarbon") is None:
-            raise DependencyMissing(
-                "the tracker codecarbon requires CodeCarbon, which is not installed",
-                'pip install "joulelab[codecarbon]"',
-            )
     elif not Path(name).is_file():
         raise NotFoundError(f"there is no file {name}", "pass a built-in tracker or the path of a .py file")
 

@@ -29,9 +29,14 @@ def is_quantized(dtype: str) -> bool:
     return dtype in QUANTIZATIONS
 
 
+def quantization_packages(*dtypes: str) -> list[str]:
+    """The packages that these formats need; none for those that are not quantized."""
+    return list(dict.fromkeys(PACKAGE[dtype] for dtype in dtypes if is_quantized(dtype)))
+
+
 def require_quantization(kind: str, on_gpu: bool) -> None:
     """Check package and device before anything is loaded."""
-    lookup.require_packages(f"{kind} weights", PACKAGE[kind])
+    lookup.require_packages(f"{kind} weights", *quantization_packages(kind))
     if kind in GPU_ONLY and not on_gpu:
         usable = ", ".join(name for name in QUANTIZATIONS if name not in GPU_ONLY)
         raise DeviceMissing(

@@ -103,8 +103,8 @@ def absent_packages(entry: ZooEntry) -> list[str]:
     return lookup.absent_packages(*entry.needs)
 
 
-def require_packages(entry: ZooEntry) -> None:
-    lookup.require_packages(entry.name, *entry.needs, otherwise=entry.extra)
+def require_packages(entry: ZooEntry, *others: str) -> None:
+    lookup.require_packages(entry.name, *entry.needs, *others, otherwise=entry.extra)
 
 
 _FAMILIES = {"big_bird": "bigbird", "resnet": "resnet50"}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from stats_training import make_trainer, trained
 
+from joulelab import lookup
 from joulelab.errors import DependencyMissing
-from joulelab.train.stats import codecarbon_phases as tracker
 from joulelab.train.stats.codecarbon_phases import CodeCarbonStats, PhaseReadings
 from joulelab.train.stats.hooks import load_tracker
 
@@ -58,7 +58,7 @@ def test_its_tasks_do_not_pile_up_in_memory(tmp_path):
 
 
 def test_where_it_is_not_installed_the_command_is_reported(monkeypatch):
-    monkeypatch.setattr(tracker, "find_spec", lambda name: None)
+    monkeypatch.setattr(lookup, "absent_packages", lambda *packages: list(packages))
     with pytest.raises(DependencyMissing) as refused:
         load_tracker("codecarbon")
     assert refused.value.hint == 'pip install "joulelab[codecarbon]"'
@@ -66,7 +66,7 @@ def test_where_it_is_not_installed_the_command_is_reported(monkeypatch):
 
 def test_one_that_breaks_is_reported_and_training_continues(monkeypatch):
     monkeypatch.setitem(sys.modules, "codecarbon", None)  # what Python does with a package that cannot be imported
-    monkeypatch.setattr(tracker, "find_spec", lambda name: object())
+    monkeypatch.setattr(lookup, "absent_packages", lambda *packages: [])
     trainer = make_trainer(CodeCarbonStats(), max_steps=3)
     assert trained(trainer).startswith("codecarbon: failed (ModuleNotFoundError")
     assert trainer.position.step == 3

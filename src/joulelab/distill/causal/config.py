@@ -29,7 +29,7 @@ from joulelab.runs import environment
 from joulelab.runs.phases import Shard
 from joulelab.runs.spec import RunSpec, Section, check
 from joulelab.train.config import TrainingConfig
-from joulelab.zoo.quantization import Quantization, is_quantized, require_quantization
+from joulelab.zoo.quantization import Quantization, is_quantized, quantization_packages, require_quantization
 
 Until = Literal["data", "logits", "generation", "preferences", "teacher", "train"]
 ENGINES = ("auto", "builtin", *CHILD_ENGINES, "server")
@@ -852,6 +852,8 @@ class CausalSpec(LanguageModelSpec):
         optional = {"peft": bool(self.student.lora), "lm_eval": bool(self.quality.harness_tasks)}
         optional["math_verify"] = bool(self.quality.answers) and self.quality.grader == "math-verify"
         wanted = [*self.requires, *(name for name, used in optional.items() if used)]
+        if self.teacher.quantization is not None and (self.has_teacher or self.evaluates_teacher):
+            wanted += quantization_packages(self.teacher.quantization)
         lookup.require_packages("this run", *wanted)
 
 

@@ -38,7 +38,7 @@ from joulelab.meter.sensors.cpu import usable_cores
 from joulelab.meter.sensors.nvml import compute_pids, opened_cards
 from joulelab.runs import environment
 from joulelab.runs.spec import RunSpec
-from joulelab.zoo.quantization import is_quantized, require_quantization
+from joulelab.zoo.quantization import is_quantized, quantization_packages, require_quantization
 
 ServedDtype = Literal["auto", "fp32", "bf16", "fp16", "int8", "nf4", "fp8", "fp8-weights", "int4"]
 DEFAULT_CONTEXT = 2048
@@ -73,7 +73,7 @@ class ServedModel:
         name: str | None = None,
     ) -> ServedModel:
         """Raises before anything is loaded if the model cannot be served with these settings."""
-        lookup.require_packages("joulelab serve", "torch", "transformers")
+        lookup.require_packages("joulelab serve", "torch", "transformers", *quantization_packages(dtype))
         model = f"{sources.SAMPLE_PREFIX}{model}" if model in sources.SAMPLES else model
         require_weights(model, model)
         require_usable_model(model, generate=True)

@@ -23,11 +23,10 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from joulelab.errors import DependencyMissing
+from joulelab import lookup
 from joulelab.meter.grids import parse_grid
 from joulelab.meter.importers.emissions_csv import energies_j
 from joulelab.trackers.codecarbon import location, offline_tracker
@@ -116,10 +115,7 @@ INTERVAL_S = 1.0
 
 class CodeCarbonStats(TrainerStats):
     def __init__(self) -> None:
-        if find_spec("codecarbon") is None:
-            raise DependencyMissing(
-                "the tracker codecarbon needs CodeCarbon, which is not installed", 'pip install "joulelab[codecarbon]"'
-            )
+        lookup.require_packages("the tracker codecarbon", "codecarbon")
         self._levels: dict[str, _LevelTracker] = {}
         self._losses = LossFile(None)
         self._problem = ""
