@@ -22,12 +22,14 @@ from joulelab.meter.importers.log_energy import (
 from joulelab.meter.importers.power_log import DeviceLog, Source
 from joulelab.meter.integrate import (
     TwoPaths,
+    _over_windows,
     both_paths,
     component_energy,
     machine_energy,
     node_energy,
     peak_power_w,
     power_curve,
+    without,
 )
 from joulelab.meter.integrate import device_energy as energy_of_series
 from joulelab.meter.marks import PhaseAggregate
@@ -292,6 +294,38 @@ def test_the_peak_of_stated_stages_leaves_out_those_without_one():
     cells = (ReportedCell(0, 10, 5.0, None), ReportedCell(10, 20, 5.0, 70.0), ReportedCell(30, 40, 5.0, 900.0))
     trace = SimpleNamespace(devices=[series(reported=cells)])
     assert peak_power_w(trace, "gpu", [(0, 20)]) == 70.0
+
+
+def test_peaks_are_of_readings_in_the_windows_with_their_ends_and_of_stages_that_overlap_them():
+    power = series(power_ns=stamps(1, 2, 3, 4), power_w=np.array([900.0, 50.0, 60.0, 800.0]))
+    assert peak_power_w(SimpleNamespace(devices=[power]), "gpu", [(2 * 10**9, 3 * 10**9)]) == 60.0
+    power = series(power_ns=stamps(1, 2, 3, 4), power_w=np.array([900.0, 60.0, 50.0, 800.0]))
+    assert peak_power_w(SimpleNamespace(devices=[power]), "gpu", [(2 * 10**9, 3 * 10**9)]) == 60.0
+    cells = (ReportedCell(0, 10, 5.0, 900.0), ReportedCell(10, 20, 5.0, 70.0), ReportedCell(20, 30, 5.0, 900.0))
+    assert peak_power_w(SimpleNamespace(devices=[series(reported=cells)]), "gpu", [(10, 20)]) == 70.0
+
+
+def test_windows_that_exclude_each_other_leave_no_empty_ones():
+    assert without((0, 10), [(0, 4), (4, 10)]) == []
+    assert without((0, 10), [(6, 8), (-5, 2)]) == [(2, 6), (8, 10)]
+    assert without((0, 10), [(12, 14)]) == [(0, 10)]
+
+
+def test_a_figure_is_a_lower_bound_below_a_coverage_of_999_permille_and_stated_ones_have_no_errors():
+    def of(covered_s, **fields):
+        curve = SimpleNamespace(energy=lambda windows: (5.0, ("an error",), covered_s))
+        return _over_windows(series(**fields), curve, "counter", [(0, 10**9)])
+
+    counted = energy_of_series(series(counter_ns=stamps(0, 1, 2), counter_j=np.array([0.0, 9.0, 18.0])), [(0, 10**9)])
+    assert counted.errors
+    cells = (ReportedCell(0, 10**9, 5.0, None),)
+    assert [of(covered_s, reported=cells).lower_bound for covered_s in (0.998, 0.999, 1.0)] == [True, False, False]
+    assert of(1.0, reported=cells).errors == () and of(1.0, reported=cells).half_width_j is None
+
+
+def test_the_slope_of_a_counter_that_is_read_often():
+    counter = series(counter_ns=stamps(0, 0.1, 0.2), counter_j=np.array([0.0, 10.0, 30.0]))
+    assert list(power_curve(counter)[1]) == pytest.approx([100.0, 200.0])
 
 
 def stamps(*seconds):

@@ -82,6 +82,8 @@ class CheckpointFolder:
             if content is not None:
                 model_state.trained.load_state_dict(content["state"]["trained"])
                 model_state.optimizer.load_state_dict(content["state"]["optimizer"])
+                if path != files[-1]:
+                    warn(f"training resumes from the older checkpoint {path.name}")
                 return Position(**content["position"]), content["state"]["light"]
         if files:
             raise none_usable(self.folder, files)
