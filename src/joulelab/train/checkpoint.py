@@ -99,8 +99,10 @@ class CheckpointFolder:
                 return content
             except MemoryError:
                 raise
-            except Exception as error:  # only a file of an earlier version, which has no checksum in its name
+            except Exception as error:  # a file of an earlier version, without a checksum, or one made by hand
                 damage = error_text(error).splitlines()[0]
+                if "weights_only" in damage:  # torch's own message advises to let the file run code
+                    damage = "it contains more than tensors and plain values"
         set_aside(path, damage, warn)
         return None
 
