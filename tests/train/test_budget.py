@@ -331,6 +331,7 @@ def test_the_middle_of_a_step_is_between_its_begin_and_its_end():
     both = budget(max_steps=10, max_tokens=100)
     assert both.fraction_amid(Position(step=3, tokens=80), 10) == pytest.approx(0.85)
     assert both.fraction(Position(step=3, tokens=20)) == pytest.approx(0.3)
+    assert budget(max_steps=10).fraction_amid(Position(step=12), 0) == 1.0
 
 
 def test_between_two_readings_the_fraction_goes_on_at_their_rate():
@@ -439,7 +440,7 @@ def test_a_training_with_an_energy_budget_waits_for_a_reading_and_names_the_fix_
     waited.clear()
     with pytest.raises(ConfigError, match="no energy sensor works"):
         wait_for_energy_reading(run, live, config)
-    assert len(waited) == 11  # twice the interval of 5 s
+    assert waited == [0.1] * 11  # twice the interval of 5 s
     assert (Position().step, Position().tokens) == (0, 0)
 
 
@@ -496,3 +497,12 @@ def test_a_reading_at_the_same_step_changes_no_rate():
     timed.update(Position(step=4), 0.2)
     timed.update(Position(step=4), 0.3)
     assert timed.state()["per_step"] == pytest.approx(0.2 / 4)
+
+
+def test_a_reading_is_due_when_its_time_has_come():
+    now = [0.0]
+    timed = budget(clock=lambda: now[0], max_time_s=100.0)
+    now[0] = 20.0
+    timed.update(Position(step=3), timed.read(Position(step=3)))
+    now[0] += READ_EVERY_S
+    assert timed.read(Position(step=4)) == pytest.approx(0.21)
