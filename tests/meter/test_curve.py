@@ -18,6 +18,7 @@ from joulelab.meter.curve import (
     SCALE_SD,
     Z95,
     Anchors,
+    Cells,
     EnergyCurve,
     Readings,
     _between_known,
@@ -317,6 +318,23 @@ def test_figures_of_a_curve_with_everything_in_it_are_the_recorded_ones():
         assert one.keys() == recorded[name].keys(), name
         for cause, joules in one.items():
             assert joules == pytest.approx(recorded[name][cause], rel=1e-6, abs=1e-9), f"{name}: {cause}"
+
+
+def test_a_step_of_the_counter_counts_where_samples_cover_all_of_it():
+    """From a refresh (0.25 s) before its first reading to the samples' hole (0.05 s) after its last."""
+    edges = np.array([0.0, 0.5, 1.0, 1.5])
+    cells = Cells(0, edges, np.ones(3), np.array([True, True, True]), np.zeros(3))
+
+    def steps(first_s, last_s, cells=cells):
+        at_ns = (np.array([first_s, last_s]) * NS).astype(np.int64)
+        return (
+            Readings(at_ns, np.array([0.0, 7.0]), np.array([True]), np.zeros(2), 0.25).compared_with(cells).steps_j[0]
+        )
+
+    assert steps(0.25, 1.45) == 7.0
+    assert np.isnan(steps(0.24, 1.45)) and np.isnan(steps(0.25, 1.46))
+    holed = Cells(0, edges, np.ones(3), np.array([True, False, True]), np.zeros(3))
+    assert np.isnan(steps(0.25, 1.45, holed))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ from joulelab.runs.attempt_data import SOURCE as CODECARBON
 from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import Check, EnergyByComponent, StageKind, StageRecord, Validity
 from joulelab.runs.validity import _contention_notes, _energy_notes, gather, with_answer
-from joulelab.stats.break_even import Estimate, _end, _roots, break_even
+from joulelab.stats.break_even import Estimate, _end, _roots, _upper_branch, break_even
 from joulelab.stats.intervals import Interval, repeats_for, t_cdf, welch_degrees, widened_ratio
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -92,6 +92,16 @@ def test_with_too_few_degrees_of_freedom_at_the_ratio_its_interval_is_open():
 def test_no_saving_at_all_breaks_even_never():
     none = break_even(Estimate(10.0, 0.0), Estimate(0.0, 0.0), "a student")
     assert (none.count, none.high) == (None, math.inf)
+
+
+def test_energy_that_was_saved_at_once_breaks_even_with_no_item():
+    found = break_even(Estimate(-10.0, 0.1), Estimate(1.0, 0.1), "a student")
+    assert (found.count, found.low, found.high) == (0.0, 0.0, 0.0)
+
+
+def test_an_infinite_error_leaves_no_gap_in_the_interval():
+    sure, unsure = Estimate(1.0, 0.1), Estimate(1.0, math.inf)
+    assert _upper_branch(sure, unsure, 0.0) == _upper_branch(unsure, sure, 0.0) == 0.0
 
 
 def test_peaks_of_hosts_add_up_within_an_attempt_and_not_over_attempts(monkeypatch):
