@@ -45,7 +45,7 @@ from joulelab.report.compare.differences import (
     quality_difference,
 )
 from joulelab.runs import assemble
-from joulelab.runs.artifacts import PART, find_damage, list_contents, with_shards
+from joulelab.runs.artifacts import PART, external, find_damage, list_contents, with_shards
 from joulelab.runs.attempt_data import SOURCE as CODECARBON
 from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import Check, EnergyByComponent, StageKind, StageRecord, Validity
@@ -131,6 +131,11 @@ def test_a_file_without_a_checksum_is_compared_by_its_size(tmp_path):
     assert find_damage(tmp_path) is None
     (tmp_path / "weights.bin").write_bytes(b"1")
     assert "1 bytes instead of 5" in find_damage(tmp_path)
+
+
+def test_a_bill_from_elsewhere_names_the_commit_if_there_is_one():
+    assert external("org/model", "model", "x").inputs == {"name": "org/model"}
+    assert external("org/model", "model", "x", "abc").inputs == {"name": "org/model", "commit": "abc"}
 
 
 def log_of(times_s, **readings):
