@@ -219,6 +219,7 @@ def write_codecarbon(path, kwh=0.001):
 def refusal(read, *given):
     with pytest.raises(UnusableLog) as refused:
         read(*given)
+    assert refused.value.exit_code == 2
     return str(refused.value)
 
 
