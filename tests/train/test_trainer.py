@@ -15,6 +15,8 @@ from joulelab.runs.artifacts import crc32
 from joulelab.train.budget import Position
 from joulelab.train.checkpoint import CheckpointFolder, ModelState
 from joulelab.train.config import TrainingConfig
+from joulelab.train.optim import make_optimizer
+from joulelab.train.parallel import Ranks
 from joulelab.train.stats.hooks import NoOpStats, StatsList, TrainerStats
 from joulelab.train.stats.phase_times import SimpleStats
 from joulelab.train.trainer import (
@@ -485,3 +487,24 @@ def test_a_file_must_define_one_trainer(tmp_path):
         other.write_text("from joulelab.train.trainer import SimpleTrainer\n" + text)
         with pytest.raises(ConfigError, match=f"found {found}"):
             load_trainer(str(other))
+
+
+def test_as_many_batches_are_prepared_as_asked_for():
+    source = SimpleNamespace(batches_per_epoch=10, at=lambda epoch, index: Rows(torch.ones(1), torch.ones(1)))
+    ahead = Prefetcher(source, torch.device("cpu"), 2, stride=3)
+    ahead.take(0)
+    assert [number for number, _ in ahead._queue] == [3, 6]
+    ahead.close()
+
+
+def test_replicas_round_alike_whatever_their_rank(monkeypatch):
+    shards = []
+
+    def made(*given):
+        shards.append(given[-1])
+        return make_optimizer(*given)
+
+    monkeypatch.setattr("joulelab.train.trainer.make_optimizer", made)
+    for ranks in (Ranks(), Ranks(rank=3)):
+        trainer(Ragged([4, 4]), around=TrainerCallbacks(ranks=ranks), max_steps=1)
+    assert shards == [0, 0]
