@@ -333,15 +333,19 @@ RECORDED_NOISE = {
 """Sums of scale, walk and reading errors, the scale's error and the correlation, by the number of intervals."""
 
 
+@pytest.mark.parametrize("power_w", [1.0, 0.001, 1000.0])
 @pytest.mark.parametrize("intervals", RECORDED_NOISE)
-def test_what_a_short_trace_says_about_its_samples_is_as_recorded(intervals):
-    """About 1 W; from four and five intervals on, their own scale and their own spread count."""
+def test_what_a_short_trace_says_about_its_samples_is_as_recorded(intervals, power_w):
+    """From four and five intervals on, their own scale and their own spread count. All but the reading errors is
+    relative: it does not depend on the power."""
     edges = np.arange(0, intervals + 1.01, 0.25)
-    cells_j = 0.25 * (1.0 + 0.2 * (np.arange(len(edges) - 1) % 3))
-    cells = Cells(0, edges, cells_j, np.ones(len(cells_j), dtype=bool), np.full(len(cells_j), 0.004))
-    steps_j = np.array([1.0, 1.1, 0.9, 1.05, 1.0, 0.95][:intervals])
+    cells_j = 0.25 * power_w * (1.0 + 0.2 * (np.arange(len(edges) - 1) % 3))
+    shape_j = np.full(len(cells_j), 0.004 * power_w)
+    cells = Cells(0, edges, cells_j, np.ones(len(cells_j), dtype=bool), shape_j)
+    steps_j = power_w * np.array([1.0, 1.1, 0.9, 1.05, 1.0, 0.95][:intervals])
     found = _SampleNoise.of(cells, 0.5 + np.arange(intervals + 1.0), np.full(intervals + 1, 0.01), steps_j)
-    sums = [found.scale.sum(), found.scale_sd, found.walk_rel2.sum(), found.anchor_sd_j.sum(), found.correlation]
+    reading_errors = found.anchor_sd_j.sum() / power_w
+    sums = [found.scale.sum(), found.scale_sd, found.walk_rel2.sum(), reading_errors, found.correlation]
     assert sums == pytest.approx(RECORDED_NOISE[intervals], rel=1e-6)
 
 
