@@ -11,6 +11,7 @@ from joulelab.distill.chunked import (
     Positions,
     TermWeights,
     VocabularyLoss,
+    chunk_terms,
     compiled,
     padded_projection,
     project_chunk,
@@ -183,3 +184,25 @@ def test_a_function_that_cannot_be_compiled_is_called_itself_from_then_on(monkey
     assert double(4) == 8 and tried == ["max-autotune-no-cudagraphs"]
     monkeypatch.setattr(torch, "compile", lambda function, mode: lambda value: (mode, value))
     assert compiled(abs, "default")(5) == (None, 5) and compiled(abs, "off") is abs
+
+
+@pytest.mark.parametrize(("mode", "passed"), [("max-autotune", "max-autotune-no-cudagraphs"), ("default", None)])
+def test_a_chunk_is_too_short_for_cuda_graphs(monkeypatch, mode, passed):
+    modes = []
+    monkeypatch.setattr(torch, "compile", lambda function, mode: modes.append(mode) or function)
+    assert compiled(abs, mode)(-1) == 1 and modes == [passed]
+    assert compiled(abs, "off") is abs
+
+
+def test_a_term_needs_a_weight_and_what_it_compares_with():
+    """Logits (0, 0) and (2, 0) of a token whose target is word 1: a cross-entropy of ln 2."""
+    student, teacher, target = torch.zeros(1, 2), torch.tensor([[2.0, 0.0]]), torch.tensor([1])
+
+    def terms(teacher, target, **weights):
+        found, gradient = chunk_terms(student, teacher, target, torch.ones(1), TermWeights(temperature=1.0, **weights))
+        return found.tolist(), gradient.tolist()[0]
+
+    assert terms(teacher, target, kl=0.0, mse=0.0, ce=0.0) == ([0.0, 0.0, 0.0], [0.0, 0.0])
+    assert terms(None, None, kl=1.0, mse=1.0, ce=1.0) == ([0.0, 0.0, 0.0], [0.0, 0.0])
+    (kl, mse, ce), gradient = terms(None, target, kl=1.0, mse=1.0, ce=3.0)
+    assert (kl, mse, ce) == (0.0, 0.0, pytest.approx(math.log(2))) and gradient == pytest.approx([1.5, -1.5])

@@ -15,9 +15,12 @@ from joulelab.clock import NS
 from joulelab.meter.alignment import Lag
 from joulelab.meter.curve import (
     LAG_SCENARIOS,
+    SCALE,
     SCALE_SD,
+    WALK_REL_PER_SQRT_S,
     Z95,
     Anchors,
+    Cells,
     EnergyCurve,
     Readings,
     _between_known,
@@ -26,6 +29,7 @@ from joulelab.meter.curve import (
     _interval_of,
     _nearby,
     _power_around,
+    _SampleNoise,
     _smooth,
     _walk_of_unknown_shape,
     _with_steps,
@@ -317,6 +321,57 @@ def test_figures_of_a_curve_with_everything_in_it_are_the_recorded_ones():
         assert one.keys() == recorded[name].keys(), name
         for cause, joules in one.items():
             assert joules == pytest.approx(recorded[name][cause], rel=1e-6, abs=1e-9), f"{name}: {cause}"
+
+
+RECORDED_NOISE = {
+    1: [0.916639487, 0.0156702525, 9e-06, 0.00871342664, 0.691732267],
+    3: [2.54137372, 0.00593394291, 2.7e-05, 0.0171177399, 0.702569496],
+    4: [3.3409636, 0.00419845851, 3.6e-05, 0.0216309028, 0.702789385],
+    5: [4.20869639, 0.00320801543, 0.0172928267, 0.0607160342, 0.0201607042],
+    6: [5.00021593, 0.00258829998, 0.0195104923, 0.0700966137, 0.0210163713],
+}
+"""Sums of scale, walk and reading errors, the scale's error and the correlation, by the number of intervals."""
+
+
+@pytest.mark.parametrize("power_w", [1.0, 0.001, 1000.0])
+@pytest.mark.parametrize("intervals", RECORDED_NOISE)
+def test_what_a_short_trace_says_about_its_samples_is_as_recorded(intervals, power_w):
+    """From four and five intervals on, their own scale and their own spread count. All but the reading errors is
+    relative: it does not depend on the power."""
+    edges = np.arange(0, intervals + 1.01, 0.25)
+    cells_j = 0.25 * power_w * (1.0 + 0.2 * (np.arange(len(edges) - 1) % 3))
+    shape_j = np.full(len(cells_j), 0.004 * power_w)
+    cells = Cells(0, edges, cells_j, np.ones(len(cells_j), dtype=bool), shape_j)
+    steps_j = power_w * np.array([1.0, 1.1, 0.9, 1.05, 1.0, 0.95][:intervals])
+    found = _SampleNoise.of(cells, 0.5 + np.arange(intervals + 1.0), np.full(intervals + 1, 0.01), steps_j)
+    reading_errors = found.anchor_sd_j.sum() / power_w
+    sums = [found.scale.sum(), found.scale_sd, found.walk_rel2.sum(), reading_errors, found.correlation]
+    assert sums == pytest.approx(RECORDED_NOISE[intervals], rel=1e-6)
+
+
+@pytest.mark.parametrize(("joules", "cell_j"), [(0.0, 1.0), (1.0, 0.0)])
+def test_without_energy_on_both_sides_the_samples_are_as_on_other_cards(joules, cell_j):
+    cells = Cells(0, np.arange(4.0), np.full(3, cell_j), np.ones(3, dtype=bool), np.full(3, 0.1))
+    found = _SampleNoise.of(cells, np.array([0.5, 1.5, 2.5]), np.zeros(3), np.array([joules, joules]))
+    assert list(found.scale) == [SCALE, SCALE] and found.scale_sd == SCALE_SD and found.correlation == 0.0
+    assert list(found.walk_rel2) == [WALK_REL_PER_SQRT_S**2] * 2 and list(found.anchor_sd_j) == [0.0] * 3
+
+
+def test_a_step_of_the_counter_counts_where_samples_cover_all_of_it():
+    """From a refresh (0.25 s) before its first reading to the samples' hole (0.05 s) after its last."""
+    edges = np.array([0.0, 0.5, 1.0, 1.5])
+    cells = Cells(0, edges, np.ones(3), np.array([True, True, True]), np.zeros(3))
+
+    def steps(first_s, last_s, cells=cells):
+        at_ns = (np.array([first_s, last_s]) * NS).astype(np.int64)
+        return (
+            Readings(at_ns, np.array([0.0, 7.0]), np.array([True]), np.zeros(2), 0.25).compared_with(cells).steps_j[0]
+        )
+
+    assert steps(0.25, 1.45) == 7.0
+    assert np.isnan(steps(0.24, 1.45)) and np.isnan(steps(0.25, 1.46))
+    holed = Cells(0, edges, np.ones(3), np.array([True, False, True]), np.zeros(3))
+    assert np.isnan(steps(0.25, 1.45, holed))
 
 
 if __name__ == "__main__":

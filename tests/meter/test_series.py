@@ -169,3 +169,17 @@ def test_two_readings_are_enough_to_spread_and_to_unwrap():
     assert list(within_power(stamps(0, 1), np.array([0.0, 25.0]), 10.0)) == [15.0, 25.0]
     assert list(unwrap(stamps(0, 1, 2), np.array([500.0, 10.0, 20.0]), 1000.0, 1000.0)) == [500, 10, 20]
     assert list(unwrap(stamps(0, 5, 6), np.array([900.0, 10.0, 20.0]), 1000.0, 10.0)) == [900, 1010, 1020]
+
+
+@pytest.mark.parametrize(("last_s", "until_s"), [(90.1, 90.0), (90.0, 99.9)])
+def test_a_device_without_a_reading_for_ten_intervals_has_failed(last_s, until_s):
+    """Its readings are 0.1 s old; with an interval of 1 s, one that ended 10 s before the last still reports."""
+    devices = [counter(0, 1, seconds=(0, end_s)) for end_s in (last_s, 100.0)]
+    trace = Trace({}, devices, (), (), 0, 100 * NS, True, interval_s=1.0, offset_s=0.0)
+    assert trace.reported_until_ns == pytest.approx(until_s * NS)
+
+
+def test_a_header_without_a_wall_clock_has_no_offset(tmp_path):
+    head = {name: value for name, value in header(device()).items() if name not in ("wall_minus_mono_s", "interval_s")}
+    trace = load_trace(write(tmp_path / "t.jsonl", [head, gpu_line(0, 100.0)]))
+    assert (trace.offset_s, trace.interval_s) == (0.0, 1.0)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from joulelab.clock import NS
+from joulelab.runs import assemble as assembling
 from joulelab.runs.assemble import assemble
 from joulelab.runs.attempt_data import readings_path
 from joulelab.runs.paths import RunPaths, write_json
@@ -238,3 +239,18 @@ def test_a_stage_without_items_has_no_energy_of_items(tmp_path):
     paths = make(tmp_path)
     (train,) = [one for one in assemble(paths, "done", None).stages if one.name == "student.train"]
     assert (train.samples, train.tokens, train.item_energy) == (None, None, None)
+
+
+def test_every_rank_is_read_up_to_a_number_of_hosts_and_only_a_running_run_has_an_open_end(tmp_path, monkeypatch):
+    asked, loaded = [], []
+    attempt_record, load_attempts = assembling.attempt_record, assembling.load_attempts
+    monkeypatch.setattr(
+        assembling, "attempt_record", lambda attempt, every: asked.append(every) or attempt_record(attempt, every)
+    )
+    monkeypatch.setattr(
+        assembling, "load_attempts", lambda paths, running: loaded.append(running) or load_attempts(paths, running)
+    )
+    for most_hosts, status in ((1, "done"), (0, "running")):
+        monkeypatch.setattr(assembling, "MANY_HOSTS", most_hosts)
+        assemble(make(tmp_path / status), status)
+    assert (asked, loaded) == ([True, False], [False, True])

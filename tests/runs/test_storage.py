@@ -175,6 +175,8 @@ def crashed(store, folder):
         store / "groups" / f"half-{stamp}" / "x": "has no group.json",
         store / ".index.sqlite.abc.tmp": "unfinished file",
         folder / ".run.json.1.tmp": "unfinished file",
+        folder / "checkpoints" / "a" / "step-000000009.tmp": "unfinished file",
+        folder / "artifacts" / "model" / ".weights.1.tmp": "unfinished file",
         folder / "checkpoints" / "a" / "step-000000001.00000000.pt.corrupted": "corrupted checkpoint",
     }
     for path in made:
@@ -197,7 +199,7 @@ def test_what_crashes_left_is_listed_and_only_that_is_removed(store, folder, cra
     assert {one.path: one.reason for one in find_leftovers(store)} == crashed
     prune_store(store, yes=False, as_json=False)  # no terminal: nothing is removed
     out = capsys.readouterr().out
-    assert "5 leftovers" in out and "--yes removes them" in out and len(find_leftovers(store)) == 5
+    assert "7 leftovers" in out and "--yes removes them" in out and len(find_leftovers(store)) == 7
     prune_store(store, yes=True, as_json=False)
     assert not any(path.exists() for path in crashed)
     assert find_leftovers(store) == [] and read_record(RunPaths(folder)) == before

@@ -6,8 +6,25 @@ import pytest
 
 from joulelab.errors import InvalidMeasurement
 from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.meter.health import CoreUse
 from joulelab.runs.record import EnergyByComponent, IdleBaseline, RunRecord, Totals
-from joulelab.runs.validity import Evidence, _two_paths, _unmeasured, enforce, grade, notes_on
+from joulelab.runs.validity import (
+    Evidence,
+    _codecarbon_text,
+    _stages_text,
+    _step,
+    _two_paths,
+    _unmeasured,
+    check_cores,
+    check_interval,
+    check_throttling,
+    check_window,
+    enforce,
+    gather,
+    grade,
+    notes_on,
+    with_answer,
+)
 
 
 def counter(energy_j=1000.0, **fields):
@@ -253,3 +270,102 @@ def test_what_exists_and_was_not_measured_is_excluded_from_the_total():
 )
 def test_spread_and_agreement_are_relative(fields, name, grades):
     assert check(grade(sound(**fields)), name).grade in grades
+
+
+def test_a_limit_belongs_to_the_better_grade():
+    assert [_step(value, 1.0, 2.0, "x", "bad") for value in (1.0, 1.5, 2.0, 2.1)] == [
+        ("A", "x"), ("B", "x: bad"), ("B", "x: bad"), ("C", "x: bad"),
+    ]  # fmt: skip
+
+
+def test_a_new_answer_is_good_only_with_an_a():
+    for letter, ok in (("A", True), ("B", False)):
+        answered = with_answer(grade(sound()), "interval", (letter, "new"))
+        assert (check(answered, "interval").ok, answered.grade) == (ok, letter)
+
+
+def test_windows_are_counted_in_refreshes():
+    """6 s are 60 refreshes of 0.1 s; four windows together have the edges of two."""
+    assert check_window(sound(window_s=6.0)) == ("A", "6 s, equivalent to 60 sensor refreshes")
+    assert check_window(sound(window_s=6.0, windows=4))[1].startswith("6 s in 4 windows, equivalent to 30 sensor")
+    assert check_window(sound(refresh_s=None)) is check_window(sound(figure=counter(method="estimated"))) is None
+
+
+def test_only_measured_energy_has_a_random_interval():
+    for figure in (counter(method="estimated"), counter(0.0), counter(half_width_j=None)):
+        assert check_interval(sound(figure=figure)) is None
+    bound = counter(lower_bound=True, coverage=0.999)
+    assert check_interval(sound(figure=bound)) == ("B", "a lower bound has no interval")
+    assert check_interval(sound(figure=counter(coverage=0.9)))[0] == "B"
+    assert check_interval(sound(figure=counter(coverage=0.89)))[0] == "C"
+
+
+def test_contention_matters_by_what_was_measured():
+    busy = CoreUse(cores=2, others_cores=1.5, idle_cores=0.0)
+
+    def answer(figure):
+        found = check_cores(sound(figure=figure, core_use=busy))
+        return found and found[0]
+
+    assert (answer(counter()), answer(counter(sources=("rapl:0",)))) == ("A", "B")
+    assert (answer(counter(method="estimated")), answer(missing("none"))) == ("C", None)
+
+
+def test_two_percent_of_throttling_are_a_moment():
+    assert check_throttling(sound(throttled={"heat": 0.02})) is None
+    assert check_throttling(sound(throttled={"heat": 0.03}))[0] == "B"
+
+
+def test_without_a_requirement_nothing_has_to_be_measured():
+    gone = missing("the driver went away")
+    enforce(record(gone, sound(figure=gone)))
+    enforce(record(counter(), sound(), require="measured"))
+
+
+def test_warnings_about_processes_are_kept_apart_and_an_idle_stage_needs_no_baseline():
+    attempt = attempt_of(gpu=counter())
+    warnings = ["another process uses it", "the driver is slow"]
+    vars(attempt).update(
+        idle_stages=("idle.before",), core_use=lambda windows: None,
+        trace=SimpleNamespace(devices=(), header={}, ended=True),
+        health=SimpleNamespace(warnings_during=lambda windows: warnings, during=lambda windows: []),
+    )  # fmt: skip
+
+    def of(stage):
+        return gather(stage, [(attempt, [(0, 10**9)])], missing("none"), "measured", (rest(),), {})
+
+    assert of("train").other_processes == (warnings[0],) and of("train").sensor_warnings == (warnings[1],)
+    assert (of("train").idle, of("idle.before").idle) == ((rest(),), None)
+
+
+def test_the_component_that_disagrees_most_is_the_one_whose_ratio_is_farthest_from_1(monkeypatch):
+    joules = {"gpu": (100.0, 99.0), "cpu": (100.0, 110.0), "dram": (50.0, 51.0)}
+
+    def both(trace, component, windows):
+        return SimpleNamespace(
+            **{
+                name: SimpleNamespace(energy_j=value)
+                for name, value in zip(("counter", "integrated"), joules[component], strict=True)
+            }
+        )
+
+    monkeypatch.setattr("joulelab.runs.validity.both_paths", both)
+    assert _two_paths([(SimpleNamespace(trace=None), [])], counter(), "measured") == (100.0, 110.0)
+
+
+def test_notes_name_hosts_stages_and_small_idle_powers():
+    sensors = {"gpu": counter(), "cpu": counter()}
+    hosts = [attempt_of(host=host, **sensors) for host in ("a", "b")]
+    assert texts(*hosts) == ["energy of both hosts is counted, each host once"]
+    assert [_stages_text(names) for names in (["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "a",
+        "a, b",
+        "a and other stages",
+    ]
+    small = [rest().model_copy(update={"power_w": power_w}) for power_w in (0.5, 50.0)]
+    assert len(texts(attempt_of(**sensors), idle=small)) == 1
+
+
+def test_the_policy_codecarbon_states_why_it_has_no_figure():
+    assert _codecarbon_text(missing("not installed")) == "policy `codecarbon` has no figure: not installed"
+    assert _codecarbon_text(counter(reason="of CodeCarbon")).startswith("energy is of CodeCarbon, not from this meter")

@@ -331,6 +331,7 @@ def test_the_middle_of_a_step_is_between_its_begin_and_its_end():
     both = budget(max_steps=10, max_tokens=100)
     assert both.fraction_amid(Position(step=3, tokens=80), 10) == pytest.approx(0.85)
     assert both.fraction(Position(step=3, tokens=20)) == pytest.approx(0.3)
+    assert budget(max_steps=10).fraction_amid(Position(step=12), 0) == 1.0
 
 
 def test_between_two_readings_the_fraction_goes_on_at_their_rate():
@@ -439,7 +440,7 @@ def test_a_training_with_an_energy_budget_waits_for_a_reading_and_names_the_fix_
     waited.clear()
     with pytest.raises(ConfigError, match="no energy sensor works"):
         wait_for_energy_reading(run, live, config)
-    assert len(waited) == 11  # twice the interval of 5 s
+    assert waited == [0.1] * 11  # twice the interval of 5 s
     assert (Position().step, Position().tokens) == (0, 0)
 
 
@@ -452,3 +453,56 @@ def test_a_reading_is_required_only_for_an_energy_budget(monkeypatch):
     assert asked == [metered]
     require_energy_reading(run, plain, energy_j=3.0)
     assert asked == [metered, plain] and EarlyStopping(1).state()["evaluations_since_best"] == 0
+
+
+def test_a_step_adds_its_samples_and_tokens():
+    assert Position(drawn=9).after_step(3, 40).after_step(2, 10) == Position(drawn=9, step=2, samples=5, tokens=50)
+
+
+def test_the_meter_is_read_for_an_energy_budget_that_is_not_replayed():
+    def unread():
+        raise AssertionError("the meter was read")
+
+    for unmetered in (
+        budget(energy=unread, max_time_s=10.0),
+        budget(energy=unread, replayed=[(2, 0.25)], max_energy_j=10.0),
+    ):
+        unmetered.start()
+        unmetered.stop()
+        assert (unmetered.state()["energy_j"], unmetered.overshoot_j) == (0.0, 0.0)
+
+
+def test_a_meter_that_answers_late_counts_from_0():
+    joules = [None, 5.0]
+    metered = budget(energy=lambda: joules.pop(0), max_energy_j=100.0)
+    metered.start()
+    assert metered.state()["energy_j"] == 5.0
+
+
+def test_time_counts_from_the_start_of_a_budget_that_was_only_made():
+    now = [50.0]
+    timed = budget(clock=lambda: now[0], max_time_s=10.0)
+    now[0] += 2.0
+    assert timed.state() == {"time_s": 2.0, "energy_j": 0.0, "seen": 0.0, "seen_at": 1.0, "per_step": 0.0}
+    assert timed.read(Position()) == pytest.approx(0.2)
+
+
+def test_an_epoch_that_does_not_fill_the_last_step_is_rounded_up():
+    assert budget(epochs=0.5).steps == 3 and budget(epochs=0.4).steps == 2
+    assert budget(epochs=2.0).fraction(Position(step=5)) == 0.5 and budget(epochs=2.0).exhausted(Position(step=10))
+
+
+def test_a_reading_at_the_same_step_changes_no_rate():
+    timed = budget(max_time_s=100.0)
+    timed.update(Position(step=4), 0.2)
+    timed.update(Position(step=4), 0.3)
+    assert timed.state()["per_step"] == pytest.approx(0.2 / 4)
+
+
+def test_a_reading_is_due_when_its_time_has_come():
+    now = [0.0]
+    timed = budget(clock=lambda: now[0], max_time_s=100.0)
+    now[0] = 20.0
+    timed.update(Position(step=3), timed.read(Position(step=3)))
+    now[0] += READ_EVERY_S
+    assert timed.read(Position(step=4)) == pytest.approx(0.21)

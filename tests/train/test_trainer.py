@@ -1,6 +1,7 @@
 """The loop: the same gradient for every split, the same run after every interruption, and an end to every NaN."""
 
 import math
+import os
 import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -10,9 +11,12 @@ import torch
 from torch import nn
 
 from joulelab.errors import ConfigError, CorruptedFile, EndedBySignal, NonFiniteLoss
+from joulelab.runs.artifacts import crc32
 from joulelab.train.budget import Position
 from joulelab.train.checkpoint import CheckpointFolder, ModelState
 from joulelab.train.config import TrainingConfig
+from joulelab.train.optim import make_optimizer
+from joulelab.train.parallel import Ranks
 from joulelab.train.stats.hooks import NoOpStats, StatsList, TrainerStats
 from joulelab.train.stats.phase_times import SimpleStats
 from joulelab.train.trainer import (
@@ -281,6 +285,25 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-100])
 
 
+class RunsCode:
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.file}",)
+
+
+@pytest.mark.parametrize("name", ["step-000000009.pt", "step-000000009.{sum:08x}.pt"])
+def test_a_checkpoint_that_would_run_code_is_not_used(tmp_path, name):
+    folder, warnings = CheckpointFolder(tmp_path / "checkpoints"), []
+    folder.save(Position(step=1), heavy(1), {}, wait=True)
+    made = tmp_path / "made.pt"
+    torch.save({"position": RunsCode(tmp_path / "ran"), "state": {}}, made)
+    made.replace(tmp_path / "checkpoints" / name.format(sum=crc32(made)))
+    assert folder.load(heavy(), warnings.append)[0].step == 1
+    assert "(it contains more than tensors and plain values)" in warnings[0] and not (tmp_path / "ran").exists()
+
+
 def as_an_earlier_version(path):
     """Without a checksum in its name."""
     return path.rename(path.with_name(f"{path.name.split('.')[0]}.pt"))
@@ -296,8 +319,9 @@ def test_a_corrupted_checkpoint_gives_way_to_the_older_one_with_a_warning(tmp_pa
     into = heavy()
     position, light = folder.load(into, warnings.append)
     assert (position.step, float(into.trained.weight.detach()), light) == (1, 1.0, {"seen": 1})
-    (warning,) = warnings
-    assert newest.name in warning and "corrupted" in warning
+    older = next(tmp_path.glob("step-*1.*.pt"))
+    assert newest.name in warnings[0] and "corrupted" in warnings[0]
+    assert warnings[1:] == [f"training resumes from the older checkpoint {older.name}"]
     folder.save(Position(step=2), heavy(2), {}, wait=True)
     assert folder.load(heavy(), pytest.fail)[0].step == 2, "the step that is done again is saved and used"
     folder.clear()
@@ -324,7 +348,7 @@ def test_checkpoints_of_earlier_versions_load_and_a_truncated_one_is_passed_over
     assert folder.load(heavy(), pytest.fail)[0].step == 2
     cut(new)
     assert folder.load(heavy(), warnings.append)[0].step == 1
-    assert len(warnings) == 1 and old.exists()
+    assert len(warnings) == 2 and old.exists()
 
 
 def test_training_continues_while_a_checkpoint_is_written_and_changes_nothing_in_it(tmp_path):
@@ -463,3 +487,24 @@ def test_a_file_must_define_one_trainer(tmp_path):
         other.write_text("from joulelab.train.trainer import SimpleTrainer\n" + text)
         with pytest.raises(ConfigError, match=f"found {found}"):
             load_trainer(str(other))
+
+
+def test_as_many_batches_are_prepared_as_asked_for():
+    source = SimpleNamespace(batches_per_epoch=10, at=lambda epoch, index: Rows(torch.ones(1), torch.ones(1)))
+    ahead = Prefetcher(source, torch.device("cpu"), 2, stride=3)
+    ahead.take(0)
+    assert [number for number, _ in ahead._queue] == [3, 6]
+    ahead.close()
+
+
+def test_replicas_round_alike_whatever_their_rank(monkeypatch):
+    shards = []
+
+    def made(*given):
+        shards.append(given[-1])
+        return make_optimizer(*given)
+
+    monkeypatch.setattr("joulelab.train.trainer.make_optimizer", made)
+    for ranks in (Ranks(), Ranks(rank=3)):
+        trainer(Ragged([4, 4]), around=TrainerCallbacks(ranks=ranks), max_steps=1)
+    assert shards == [0, 0]

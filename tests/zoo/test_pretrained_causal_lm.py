@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from joulelab.errors import NotFoundError
-from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer, save_hf
+from joulelab.errors import ConfigError, NotFoundError
+from joulelab.zoo.pretrained import causal_lm_config, load_causal_lm, load_tokenizer, save_hf
 
 
 @pytest.mark.samples
@@ -41,3 +44,42 @@ def test_a_file_that_only_claims_to_be_gguf_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"not a model at all, but long enough to be looked at")
     with pytest.raises(NotFoundError, match="cannot load a model from"):
         load_causal_lm(str(file))
+
+
+def test_code_of_a_model_is_not_run_and_no_question_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *text: pytest.fail("a question was asked"))
+    classes = {
+        "AutoConfig": "own.Config",
+        "AutoTokenizer": ["own.Tokenizer", None],
+        "AutoModelForCausalLM": "own.Model",
+    }
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": classes}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": classes}))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    for load in (load_causal_lm, causal_lm_config, load_tokenizer):
+        with pytest.raises(ConfigError, match="joulelab does not run code of models"):
+            load(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+class RunsCode:
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.file}",)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def test_weights_that_would_run_code_or_are_no_weights_are_refused(tmp_path: Path, name: str) -> None:
+    shape = {"n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 50, "n_positions": 16}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **shape})
+    )
+    (tmp_path / name).write_bytes(pickle.dumps(RunsCode(tmp_path / "ran")))
+    with pytest.raises(ConfigError, match="corrupted, or contains more than tensors"):
+        load_causal_lm(str(tmp_path))
+    torch.save({"weight": RunsCode(tmp_path / "ran")}, tmp_path / name)
+    with pytest.raises(ConfigError, match="corrupted, or contains more than tensors"):
+        load_causal_lm(str(tmp_path))
+    assert not (tmp_path / "ran").exists()

@@ -421,12 +421,17 @@ def _is_seen(value: object) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(isinstance(part, int | float) for part in value)
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Delete unfinished files of crashed processes, by joulelab's own names: the user may have chosen the folder."""
-    folders = [folder, *(folder / name for name in ("trace", "stages"))]
+def unfinished_files(folder: Path) -> list[Path]:
+    """Files and folders that crashed processes were writing, by joulelab's own names: the user may have chosen the
+    folder."""
+    folders = [folder, *(folder / name for name in ("trace", "stages", "events"))]
     found = [path for parent in folders for path in parent.glob(".*.tmp")]
     for name in ("artifacts", "checkpoints"):
         found += [*(folder / name).rglob(".*.tmp"), *(folder / name).rglob("step-*.tmp")]
-    for path in found:
+    return found
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for path in unfinished_files(folder):
         with suppress(OSError):
             shutil.rmtree(path) if path.is_dir() else path.unlink()

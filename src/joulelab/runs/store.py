@@ -24,7 +24,7 @@ from joulelab.meter.trace import SUFFIX, copy_to_parquet, read_lines
 from joulelab.runs.artifacts import ELSEWHERE, RECORDED_FIELDS, Ancestor, Bill
 from joulelab.runs.assemble import assemble
 from joulelab.runs.attempt_data import drain_ring, idle_power
-from joulelab.runs.lock import is_held
+from joulelab.runs.lock import is_held, unfinished_files
 from joulelab.runs.paths import GROUPS_FOLDER, RunPaths, read_json, write_json
 from joulelab.runs.record import EnergyByComponent, RunRecord, StageRecord, Totals, Validity, with_bounds_of
 from joulelab.runs.validity import Evidence, check_interval, with_answer
@@ -401,7 +401,7 @@ def find_leftovers(store: Path) -> list[Leftover]:
             found.append(_leftover(folder, "unfinished file"))
     for folder in run_folders(store):
         if not is_held(folder):
-            found += [_leftover(path, "unfinished file") for path in _unfinished(folder)]
+            found += [_leftover(path, "unfinished file") for path in unfinished_files(folder)]
             found += [_leftover(path, "corrupted checkpoint") for path in folder.glob("checkpoints/*/step-*.corrupted")]
     for folder in group_folders(store):
         with suppress(JoulelabError, OSError):
@@ -423,13 +423,6 @@ def _entries(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if not path.is_dir() or os.access(path, os.R_OK | os.X_OK))
-
-
-def _unfinished(folder: Path) -> list[Path]:
-    return [
-        *folder.glob(".*.tmp"),
-        *(path for name in ("trace", "stages", "events") for path in folder.glob(f"{name}/.*.tmp")),
-    ]
 
 
 def _leftover(path: Path, reason: str) -> Leftover:

@@ -82,13 +82,15 @@ class CheckpointFolder:
             if content is not None:
                 model_state.trained.load_state_dict(content["state"]["trained"])
                 model_state.optimizer.load_state_dict(content["state"]["optimizer"])
+                if path != files[-1]:
+                    warn(f"training resumes from the older checkpoint {path.name}")
                 return Position(**content["position"]), content["state"]["light"]
         if files:
             raise none_usable(self.folder, files)
         return None
 
     def _intact_content(self, path: Path, warn: Callable[[str], None]) -> dict[str, Any] | None:
-        damage = "its checksum does not match" if _name_sum(path) not in (None, crc32(path)) else None
+        damage = None if matches_its_sum(path) else "its checksum does not match"
         if damage is None:
             try:
                 # `weights_only` refuses pickled code. On the CPU first: loading to the device would hold
@@ -97,8 +99,10 @@ class CheckpointFolder:
                 return content
             except MemoryError:
                 raise
-            except Exception as error:  # only a file of an earlier version, which has no checksum in its name
+            except Exception as error:  # a file of an earlier version, without a checksum, or one made by hand
                 damage = error_text(error).splitlines()[0]
+                if "weights_only" in damage:  # torch's own message advises to let the file run code
+                    damage = "it contains more than tensors and plain values"
         set_aside(path, damage, warn)
         return None
 
@@ -143,16 +147,7 @@ class CheckpointFolder:
     def _write(self, position: Position, state: dict[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"step-{position.step:09d}"
-        temporary = self.folder / f"{name}.tmp"
-        with temporary.open("wb") as file:
-            torch.save({"position": asdict(position), "state": state}, file)
-            file.flush()
-            # Before the rename: file systems may write the new name before the data, and after a
-            # power failure the complete-looking file would be empty (ext4's delayed allocation is
-            # the known case).
-            os.fsync(file.fileno())
-        path = self.folder / f"{name}.{crc32(temporary):08x}.pt"
-        temporary.replace(path)
+        path = save_summed({"position": asdict(position), "state": state}, self.folder, name)
         # Only after the new file is complete under its name.
         others = [old for old in self._files() if old != path]
         for old in others:
@@ -163,10 +158,23 @@ class CheckpointFolder:
         return sorted(self.folder.glob("step-*.pt"))
 
 
-def _name_sum(path: Path) -> int | None:
-    """The checksum in the name of a checkpoint; None for one of an earlier version."""
+def save_summed(content: dict[Any, Any], folder: Path, name: str) -> Path:
+    """Write NAME.<checksum>.pt, which is complete or absent."""
+    temporary = folder / f"{name}.tmp"
+    with temporary.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        # Before the rename: file systems may write the new name before the data, and after a power failure the
+        # complete-looking file would be empty (ext4's delayed allocation is the known case).
+        os.fsync(file.fileno())
+    path = folder / f"{name}.{crc32(temporary):08x}.pt"
+    return temporary.replace(path)
+
+
+def matches_its_sum(path: Path) -> bool:
+    """Whether a file has the checksum in its name; true for one of an earlier version, which has none."""
     _, separator, digits = path.stem.partition(".")
-    return int(digits, 16) if separator else None
+    return not separator or int(digits, 16) == crc32(path)
 
 
 def set_aside(path: Path, damage: str, warn: Callable[[str], None]) -> None:

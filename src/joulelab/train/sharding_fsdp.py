@@ -172,6 +172,8 @@ class ShardedCheckpoints:
         if chosen < 0:
             raise none_usable(self.folder, folders)
         folder = folders[chosen]
+        if self._ranks.is_first and folder != folders[-1]:
+            warn(f"training resumes from the older checkpoint {folder.name}")
         state = _state_dicts(model_state)
         dcp.load(state, checkpoint_id=folder, process_group=self._group)  # type: ignore[attr-defined]
         set_state_dict(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -76,9 +77,10 @@ class _ModelLocation:
     hint: str = "a model folder has config.json and model.safetensors; a .gguf file must be complete"
 
     @property
-    def arguments(self) -> dict[str, str]:
+    def arguments(self) -> dict[str, Any]:
         chosen = {"gguf_file": self.gguf_file, "revision": self.revision}
-        return {name: value for name, value in chosen.items() if value}
+        # Without the last one, transformers asks the user at the terminal whether to run the model's own code.
+        return {name: value for name, value in chosen.items() if value} | {"trust_remote_code": False}
 
 
 def load_tokenizer(name: str) -> Any:
@@ -315,9 +317,21 @@ def quiet_transformers(transformers: Any) -> Iterator[None]:
 @contextmanager
 def _explain_load_errors(place: _ModelLocation) -> Iterator[None]:
     """transformers raises the same two classes for "no such model", "no network" and "no config.json"."""
+    from safetensors import SafetensorError
+
     try:
         yield
+    except (pickle.UnpicklingError, SafetensorError) as error:
+        raise ConfigError(
+            f"the weights of '{place.name}' cannot be read: the file is corrupted, or contains more than tensors",
+            "fetch the model again, as safetensors",
+        ) from error
     except (OSError, ValueError) as error:
+        if "trust_remote_code" in str(error):  # of a model, a tokenizer or a configuration
+            raise ConfigError(
+                f"'{place.name}' needs Python code in its files, and joulelab does not run code of models",
+                "use a model whose architecture is part of transformers, or name a .py file that defines MODEL",
+            ) from error
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         raise NotFoundError(f"cannot load a model from '{place.name}': {first_line}", place.hint) from error
     except ImportError as error:

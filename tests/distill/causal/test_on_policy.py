@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from joulelab.distill.causal import on_policy, server_teacher
 from joulelab.distill.causal.config import CausalTraining, OnPolicy
 from joulelab.distill.causal.objective import StudentSetup
 from joulelab.distill.logit_cache.kd_loss import DenseTargets, KdLoss, TeacherHead
-from joulelab.errors import ConfigError, JoulelabError
+from joulelab.errors import ConfigError, CorruptedFile, JoulelabError
 from joulelab.infer.generation import engine, static_decoder
 from joulelab.infer.generation.completions import read_completions
 from joulelab.runs.artifacts import read_bill
@@ -386,3 +388,26 @@ def test_two_ranks_write_and_score_their_own_batches(lab, tmp_path):
         assert record.stage(name).samples == alone.stage(name).samples, name
     for name in ("student.train.steps", "student.clm_loss"):
         assert record.results[name].value == pytest.approx(alone.results[name].value, rel=1e-4), name
+
+
+def test_the_probabilities_of_a_round_are_kept_with_a_checksum(tmp_path):
+    computed = SimpleNamespace(log_probabilities=lambda batch, words, chunk: torch.tensor([-1.0, -2.0]))
+    rollouts = SimpleNamespace(
+        _open=lambda *kind: nullcontext(), _folder=tmp_path, _ranks=SimpleNamespace(rank=0), _copy=computed,
+        _context=SimpleNamespace(vocabulary=9, device="cpu", spec=SimpleNamespace(chunk=4)),
+    )  # fmt: skip
+
+    def sampled_with(*places):
+        batches = {place: SimpleNamespace(to=lambda device: None) for place in places}
+        return on_policy.Rollouts._sampled_with(rollouts, 1, batches)
+
+    sampled_with(3)
+    assert set(sampled_with(3, 4)) == {3, 4}, "a round with other batches is computed again"
+    rollouts._copy = None
+    assert sampled_with(3)[3].tolist() == [-1.0, -2.0]
+    (file,) = tmp_path.iterdir()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CorruptedFile, match="is corrupted"):
+        sampled_with(3)

@@ -9,12 +9,19 @@ import pytest
 from made_logs import dmon
 
 from joulelab.clock import NS
+from joulelab.errors import UsageError
+from joulelab.meter.importers import convert
 from joulelab.meter.importers.convert import (
+    _run_log,
+    _text,
+    _trace_in,
     counter_shift_ns,
     merged,
     placed_stages,
     power_run,
     read_folder,
+    read_log,
+    read_power_log,
     stated,
     write_stated_trace,
     write_trace,
@@ -29,6 +36,7 @@ from joulelab.meter.importers.power_log import (
     TimeRule,
     UnusableLog,
 )
+from joulelab.meter.importers.stage_records import FORMAT_STAGE
 from joulelab.meter.series import load_trace
 
 
@@ -199,3 +207,144 @@ def test_lines_of_a_trace_have_the_times_of_the_log(tmp_path):
     run = RunLog("run", "test", "a clock", (stage(energies=(ReportedEnergy("gpu", 9.0, "integrated"),)),), files, ())
     write_stated_trace(run, tmp_path / "two.jsonl")
     assert load_trace(tmp_path / "two.jsonl").header["imported"]["files"] == [str(one) for one in files]
+
+
+def write_codecarbon(path, kwh=0.001):
+    path.parent.mkdir(exist_ok=True)
+    columns = "timestamp,project_name,run_id,duration,emissions,energy_consumed,cpu_energy,gpu_energy,ram_energy"
+    path.write_text(f"{columns}\n2026-01-01T00:00:00,p,r1,60,0.1,{kwh},{kwh},0,0\n")
+    return path
+
+
+def refusal(read, *given):
+    with pytest.raises(UnusableLog) as refused:
+        read(*given)
+    assert refused.value.exit_code == 2
+    return str(refused.value)
+
+
+def test_a_log_without_readings_states_its_format_and_what_was_wrong_with_it(tmp_path):
+    log, record = tmp_path / "log.csv", tmp_path / "summary.json"
+    log.write_text("timestamp,gpu_index,power_watts\nnever,0,5.0\n")
+    assert refusal(read_log, log, TimeRule()).endswith(
+        "contains no reading (1 records have no readable time and were skipped)"
+    )
+    record.write_text('{"stage_id": "train", "gpu_energy_joules": 0}')
+    assert refusal(read_log, record, TimeRule()).startswith(f"{record} (stage records) contains no reading")
+    log.write_text("timestamp,gpu_index,power_watts\n")
+    assert refusal(read_log, log, TimeRule()).endswith("contains no reading")
+
+
+def test_totals_are_refused_where_power_over_time_is_needed(tmp_path):
+    write_stage(tmp_path / "stage.json", "train", 100.0)
+    of_stages = refusal(read_power_log, tmp_path / "stage.json", TimeRule(), "a plot")
+    assert "contains totals of whole stages; a plot needs power over time" in of_stages
+    of_runs = refusal(read_power_log, write_codecarbon(tmp_path / "emissions.csv"), TimeRule(), "a plot")
+    assert "contains CodeCarbon's totals of whole runs" in of_runs
+
+
+def test_a_run_of_several_stages_has_the_name_of_the_experiment(tmp_path):
+    named, other = stage(facts={"experiment_name": "distill"}), stage("eval", facts={"experiment_name": "wrong"})
+    assert [_run_log(tmp_path, "x", stages, []).name for stages in ([named, other], [named], [stage(), other])] == [
+        "distill", "train", "train",
+    ]  # fmt: skip
+    record = write_stage(tmp_path / "a" / "stage.json", "train", 100.0)
+    stages = {"train": record, "eval": {**record, "stage_id": "eval", "start_time": 200.0}}
+    (tmp_path / "summary.json").write_text(json.dumps({"stages": stages, "experiment_name": "distill"}))
+    assert [run.name for run in read_log(tmp_path / "summary.json", TimeRule())] == ["distill"]
+
+
+def test_a_folder_is_searched_for_files_with_the_endings_of_logs(tmp_path, monkeypatch):
+    dmon(tmp_path / "gpu.log", [[50.0, 50.0, 50.0]])
+    dmon(tmp_path / "gpu.log.bak", [[50.0, 50.0, 50.0]])
+    (tmp_path / "folder.csv").mkdir()
+    assert len(read_folder(tmp_path, TimeRule())[0]) == 1
+    monkeypatch.setattr(convert, "_MOST_FILES", 1)
+    assert len(read_folder(tmp_path, TimeRule())[0]) == 1
+    dmon(tmp_path / "second.log", [[50.0, 50.0, 50.0]])
+    with pytest.raises(UsageError, match="contains 2 files"):
+        read_folder(tmp_path, TimeRule())
+
+
+def test_json_files_of_models_are_not_read_and_logs_may_be_large(tmp_path, monkeypatch):
+    write_stage(tmp_path / "stage.json", "train", 100.0)
+    monkeypatch.setattr(convert, "_LARGEST_JSON_BYTES", (tmp_path / "stage.json").stat().st_size)
+    write_stage(tmp_path / "large.json", "larger", 200.0)
+    (tmp_path / "other").mkdir()
+    dmon(tmp_path / "other" / "gpu.log", [[50.0] * 9])
+    assert [run.name for run in read_folder(tmp_path, TimeRule())[0]] == ["train", "other"]
+
+
+def test_a_snapshot_counts_unless_a_power_log_is_next_to_it(tmp_path):
+    write_stage(tmp_path / "a" / "snapshot.json", "train", 300.0, snapshot=True)
+    write_codecarbon(tmp_path / "a" / "emissions.csv")
+    (tmp_path / "b").mkdir()
+    dmon(tmp_path / "b" / "gpu.log", [[60.0, 60.0, 60.0]])
+    assert [run.name for run in read_folder(tmp_path, TimeRule())[0]][0::2] == ["train", "b"]
+
+
+def test_a_summary_of_one_stage_is_read_as_a_stage(tmp_path):
+    record = write_stage(tmp_path / "a" / "stage.json", "train", 100.0)
+    (tmp_path / "a" / "stage.json").unlink()
+    (tmp_path / "summary.json").write_text(json.dumps({"stages": {"train": record}, "experiment_name": "x"}))
+    (run,), _ = read_folder(tmp_path, TimeRule())
+    assert run.format == FORMAT_STAGE
+
+
+def test_codecarbon_counts_where_no_stage_states_its_energy(tmp_path):
+    file = write_codecarbon(tmp_path / "emissions.csv")
+    (run,), notes = read_folder(tmp_path, TimeRule("UTC"))
+    assert run.stages[0].energies[0].energy_j == pytest.approx(3600) and notes == []
+    write_stage(tmp_path / "a" / "stage.json", "train", 100.0)
+    assert len(read_folder(tmp_path, TimeRule("UTC"))[0]) == 2
+    write_stage(tmp_path / "a" / "stage.json", "train", 100.0, total_codecarbon_energy_kwh=0.001)
+    runs, notes = read_folder(tmp_path, TimeRule("UTC"))
+    assert len(runs) == 1 and notes == [f"{file}: CodeCarbon's figures are in the stage records already"]
+
+
+def test_a_stage_may_start_at_second_0():
+    assert [one.started_s for one in merged([run_of(stage(started_s=0.5), stage(started_s=0.0))], "all").stages] == [
+        0,
+        0.5,
+    ]
+
+
+def test_the_trace_of_a_run_is_found_if_there_is_only_one(tmp_path):
+    with pytest.raises(UsageError, match="is a folder but not a run with a trace"):
+        _trace_in(tmp_path)
+    (tmp_path / "trace").mkdir()
+    (tmp_path / "trace" / "host-1.jsonl").write_text("")
+    assert _trace_in(tmp_path) == tmp_path / "trace" / "host-1.jsonl"
+    (tmp_path / "trace" / "host-2.jsonl").write_text("")
+    with pytest.raises(UsageError, match="a run with 2 traces"):
+        _trace_in(tmp_path)
+
+
+def test_control_characters_are_replaced_in_json_strings_and_in_text(tmp_path):
+    file = tmp_path / "log"
+    for written, shown in (('{"a": "\\u001b[31m"}', '{"a": "\ufffd[31m"}'), ("a \\u001b \x1b", "a \\u001b \ufffd")):
+        file.write_text(written)
+        assert _text(file) == shown
+
+
+def test_what_a_log_does_not_state_has_a_usual_value(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("x")
+    write_trace(log_of(device(energy_counter_j=[0.0, 4.0, 8.0])), file, tmp_path / "counter.jsonl")
+    assert load_trace(tmp_path / "counter.jsonl").interval_s == 1.0
+    write_trace(log_of(device(times=(100.0,), power_watts=[5.0])), file, tmp_path / "single.jsonl")
+    assert load_trace(tmp_path / "single.jsonl").devices[0].refresh_s == 0.1
+    energies = (ReportedEnergy("gpu", 9.0, "integrated"),)
+    write_stated_trace(run_of(stage(energies=energies), file=file), tmp_path / "stated.jsonl")
+    assert load_trace(tmp_path / "stated.jsonl").interval_s == 1.0
+
+
+def test_a_line_has_the_index_of_its_gpu_and_the_time_of_its_counter_if_they_are_known(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("x")
+    both = device(index=3, power_watts=[5.0, 5.0, np.nan], energy_counter_j=[np.nan, 4.0, np.nan])
+    write_trace(log_of(both, device("gpu:1", times=(105.0,), power_watts=[5.0])), file, tmp_path / "out.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(line.get("gpu_index"), line.get("counter_mono_ns")) for line in lines if line["kind"] == "gpu"] == [
+        (3, None), (3, 2 * NS), (None, None),
+    ]  # fmt: skip

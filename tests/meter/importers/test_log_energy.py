@@ -11,6 +11,7 @@ from joulelab.meter.importers.log_energy import (
     Level,
     Segment,
     _level,
+    _spread,
     device_energy,
     figures,
     find_levels,
@@ -18,6 +19,7 @@ from joulelab.meter.importers.log_energy import (
     inference,
     otsu_cut,
     parse_idle,
+    require_energy,
     require_inference,
     stable_idle_before_load,
     summary_data,
@@ -25,7 +27,7 @@ from joulelab.meter.importers.log_energy import (
     with_energy,
     without_cooldown,
 )
-from joulelab.meter.importers.power_log import DeviceLog, PowerLog, Source, UnusableLog, epoch_seconds
+from joulelab.meter.importers.power_log import DeviceLog, PowerLog, Source, UnusableLog
 
 FIRST_S = 100.0
 
@@ -85,7 +87,7 @@ def test_two_levels_are_clear_if_they_are_far_apart():
     assert find_levels(*curve((100, 3), (300, 4)), FIRST_S) is None
     assert find_levels(*curve((100, 4), (300, 4)), FIRST_S) is not None
     assert find_levels(*curve((100, 8), (102, 8)), FIRST_S) is None
-    assert find_levels(*curve((100, 8), (102.1, 8)), FIRST_S) is not None
+    assert find_levels(*curve((100, 8), (102.5, 8)), FIRST_S) is not None
     assert find_levels(np.array([]), np.array([]), FIRST_S) is None
     assert find_levels(np.array([FIRST_S]), np.array([5.0]), FIRST_S) is None
     # 71 W apart and a spread of 24 W in one of the levels: not clear, whichever level varies
@@ -94,6 +96,8 @@ def test_two_levels_are_clear_if_they_are_far_apart():
     assert find_levels(times, np.concatenate([np.full(8, 100.0), varied]), FIRST_S) is None
     assert find_levels(times, np.concatenate([varied, np.full(8, 235.0)]), FIRST_S) is None
     assert otsu_cut(np.array([1.0, 2.0, 9.0, 10.0])) == 5.5
+    # cut after two of four: 2 x 2 x 1.5^2 = 9; after three: 3 x 1 x (5/3)^2 = 8.3
+    assert otsu_cut(np.array([0.0, 0.0, 1.0, 2.0])) == 0.5
 
 
 def test_idle_before_the_load_is_stable():
@@ -209,7 +213,86 @@ def test_an_idle_segment_may_be_given_as_times():
     assert parse_idle("1970-01-01T00:01:41+00:00..1970-01-01T00:01:45+00:00", log) == (1.0, 5.0)
 
 
-def test_the_unit_of_a_stamp_follows_from_its_size():
-    assert epoch_seconds(1.7e9) == (1.7e9, "s") and epoch_seconds(1.7e12) == (1.7e9, "ms")
-    assert epoch_seconds(1.7e15) == (1.7e9, "us") and epoch_seconds(1.7e18) == (1.7e9, "ns")
-    assert epoch_seconds(5.0) == (5.0, "elapsed s") and epoch_seconds(1e8) == (1e8, "s")
+def test_a_gap_is_longer_than_three_usual_steps():
+    """Steps of 2 s; 6 s are none, 8 s are a gap. The counter rose by 60 J in 18 s."""
+    times = FIRST_S + np.array([0.0, 2.0, 4.0, 10.0, 12.0, 20.0])
+    device = DeviceLog(Source("gpu:0"), times, {"power_watts": np.full(6, 10.0)})
+    found = device_energy(device)
+    assert (found.holes, found.seen_s, found.mean_w) == (((112.0, 120.0),), 12.0, 10.0)
+    log = PowerLog("test log", "a clock", True, (device,))
+    (data,) = summary_data(log, figures(log, IdleGiven()))["devices"]
+    assert data["gaps_s"] == [[12.0, 20.0]] and data["coverage"] == 12 / 20
+    assert data["last"].startswith("1970-01-01T00:02:00")
+    counted = device_energy(DeviceLog(Source("gpu:0"), times[1:], {"energy_counter_j": np.arange(0.0, 75.0, 15.0)}))
+    assert (counted.counter_j, counted.counter_s, counted.mean_w) == (60.0, 18.0, 60 / 18)
+
+
+@pytest.mark.parametrize(("max_gap_s", "restarts"), [(120.0, 0), (130.0, 1)])
+def test_a_decrease_is_a_wrap_only_if_the_device_can_count_that_much_in_the_time(max_gap_s, restarts):
+    """The counter wraps at 20 J; the rise of 8 J in 1 s needs a limit of 100 x 1 s x 10 J / max_gap_s."""
+    source = Source("rapl:0", "cpu", "cpu", wrap_j=20.0, max_gap_s=max_gap_s)
+    times = np.array([100.0, 101.0, 102.0, 104.0])
+    assert total_rise(times, np.array([10.0, 15.0, 3.0, 4.0]), source)[1] == restarts
+
+
+def idle_and_busy(*idle_segments, busy_from):
+    segments = tuple(Segment(begin, end, 100.0, 1) for begin, end in idle_segments)
+    busy = Level(900.0, 0.0, 4, "x", (Segment(busy_from, busy_from + 9, 900.0, 4),))
+    return Level(100.0, 0.0, 4, "x", segments), busy
+
+
+def test_readings_are_stable_up_to_a_standard_deviation_of_5_percent():
+    times = FIRST_S + np.arange(5.0)
+    levels = idle_and_busy((0.0, 4.0), busy_from=9.0)
+    # deviations of 5, 5, 5, 5 and 0 W: sqrt(100 / 4) = 5 W of 100 W
+    stable = stable_idle_before_load(times, np.array([105.0, 105.0, 95.0, 95.0, 100.0]), FIRST_S, *levels)
+    assert (stable.samples, stable.power_w) == (5, 100.0)
+    unstable = stable_idle_before_load(times, np.array([100.0, 150.0, 100.0, 150.0, 100.0]), FIRST_S, *levels)
+    assert (unstable.samples, unstable.power_w) == (4, 125.0)
+
+
+def test_idle_power_is_of_the_last_idle_segment_before_the_load():
+    times, watts = curve((100, 5), (101, 5))
+    found = stable_idle_before_load(times, watts, FIRST_S, *idle_and_busy((0.0, 4.0), (5.0, 9.0), busy_from=20.0))
+    assert (found.samples, found.power_w) == (5, 101.0)
+
+
+def test_a_cooldown_is_searched_within_the_load():
+    times, watts = curve((100, 10), (400, 10), (200, 10))
+    busy = Level(300.0, 1.0, 20, "x", (Segment(10.0, 29.0, 300.0, 20),))
+    found = without_cooldown(times, watts, FIRST_S, busy)
+    assert (found.power_w, found.samples, found.segments[0].from_s) == (400.0, 9, 10.0)
+
+
+def test_a_level_that_begins_with_the_second_reading_leaves_it_out():
+    times, watts = curve((100, 8))
+    found = _level(times, watts, np.arange(8) >= 1, FIRST_S, "x")
+    assert [(one.from_s, one.to_s) for one in found.segments] == [(2.0, 7.0)]
+
+
+def test_one_reading_has_no_spread_and_a_log_states_its_length():
+    assert _spread(np.array([5.0])) is None and _spread(np.array([5.0, 7.0])) == pytest.approx(math.sqrt(2))
+    with pytest.raises(UnusableLog) as refused:
+        idle_level(*curve((100, 8)), FIRST_S, IdleGiven(window_s=(20.0, 30.0)))
+    assert refused.value.hint == "the log is 7 s long"
+
+
+def test_energy_above_idle_is_of_power_over_time():
+    counter = DeviceLog(Source("gpu:0"), FIRST_S + np.arange(2.0), {"energy_counter_j": np.array([0.0, 9.0])})
+    (row,) = figures(PowerLog("test log", "a clock", True, (counter,)), IdleGiven(power_w=5.0))
+    assert row.idle.power_w == 5.0 and row.above_idle_j is None
+    (row,) = figures(log_of((100, 8), (300, 8)), IdleGiven(), latency_s=0.5)
+    assert row.inference.net_half_width_w == 0.0  # no spread and no stated rounding
+
+
+def test_one_reading_is_a_power_without_energy():
+    log = log_of((100, 1))
+    rows = with_energy(log, figures(log, IdleGiven()))
+    assert [row.energy.max_w for row in rows] == [100.0]
+    with pytest.raises(UnusableLog, match=r"energy needs at least two$"):
+        require_energy(log, rows)
+    noted = PowerLog("test log", "a clock", True, log.devices, notes=("a note", "another"))
+    with pytest.raises(UnusableLog, match=r"energy needs at least two \(a note; another\)$"):
+        require_energy(noted, rows)
+    two = log_of((100, 2))
+    require_energy(two, figures(two, IdleGiven()))

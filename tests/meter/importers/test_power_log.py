@@ -1,17 +1,23 @@
 """Times and energy columns of imported logs, by hand."""
 
+from datetime import datetime
+
 import numpy as np
 import pytest
 
 from joulelab.meter.importers.power_log import (
+    ELAPSED,
     DeviceLog,
     Findings,
+    PowerLog,
     Row,
     Source,
+    StageLog,
     StampReader,
     TimeRule,
     _with_energy_in_j,
     amount,
+    epoch_seconds,
     gather,
     number,
     parse_zone,
@@ -193,3 +199,122 @@ def test_energy_per_row_needs_its_sum_without_the_first_row():
     assert "energy per row in J" in energy([1000, 100, 100, 100], "J", power)[2]
     assert "cumulative in J," in energy([5000, 5100, 5200, 5300], "J", power)[2]
     assert energy([100, 200], "J", [100, 100], times=(1, 2))[2].startswith("the energy column is cumulative in J")
+
+
+def test_a_log_that_is_written_newest_first_is_turned_around():
+    assert ordered(9, 8, 7) == ([9, 8, 7], 2, ())
+    assert ordered(9, 8, 8, 7, 7) == ([9, 8, 8, 7, 7], 4, ())
+    # one time alone, again and again, is no order
+    assert ordered(10, 5, 5, 5) == ([10, 15, 15, 15], 0, (-10.0,))
+
+
+def test_steps_may_be_shorter_than_a_second():
+    """Back by 0.95 s in steps of 0.25 s."""
+    assert ordered(0, 0.25, 0.5, 0.75, 1, 0.3, 0.55, 0.8) == (
+        pytest.approx([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75]), 0, (pytest.approx(-0.95),),
+    )  # fmt: skip
+
+
+def test_a_block_that_regular_steps_lead_out_of_is_not_late():
+    """With a usual step of 1 s, 1.5 s from the block to the log are a jump; with one of 2 s, 2 s are none."""
+    assert ordered(0, 1, 2, 3, 20, 17.5, 18.5, 20, 21)[1:] == (2, ())
+    assert ordered(*[2 * time for time in (0, 1, 2, 20, 21, 22, 15, 16, 17, 18, 19, 20, 21, 22)])[1:] == (0, (-16.0,))
+
+
+def test_late_lines_may_be_the_last_of_the_log_but_not_before_its_begin():
+    assert ordered(0, 1, 4, 5, 2, 3)[1:] == (2, ())
+    assert ordered(0, 10, 11, 12, 0, 5, 6)[1:] == (3, ())
+
+
+def test_a_late_line_is_at_least_seven_tenths_of_a_step_from_both_neighbors():
+    assert ordered(0, 10, 20, 30, 60, 70, 37, 80)[1:] == (1, ())
+    assert ordered(0, 10, 20, 30, 60, 70, 35, 80)[1:] == (0, (-45.0,))
+    assert ordered(0, 5, 10, 15, 20, 9, 25)[1:] == (0, (-16.0,))
+    # close to the first time, and far from the second
+    assert ordered(0, *range(10, 21), 0.25, 21)[1:] == (0, (-20.75,))
+
+
+def test_the_unit_of_a_stamp_follows_from_its_size():
+    assert epoch_seconds(1.7e9) == (1.7e9, "s") and epoch_seconds(1.7e12) == (1.7e9, "ms")
+    assert epoch_seconds(1.7e15) == (1.7e9, "us") and epoch_seconds(1.7e18) == (1.7e9, "ns")
+    assert epoch_seconds(5.0) == (5.0, "elapsed s") and epoch_seconds(1e8) == (1e8, "s")
+    assert [epoch_seconds(limit) for limit in (1e11, 1e14, 1e17)] == [(1e8, "ms"), (1e8, "us"), (1e8, "ns")]
+
+
+def test_times_end_in_the_year_2096():
+    seconds, reader = stamps_of(4e9, 4.001e9, "2096-10-02T07:06:40+00:00", "2096-10-02T07:06:41+00:00", 1e20, "12 s")
+    assert seconds == [4e9, None, 4e9, None, None, None] and reader.unreadable == 4
+    rows = [row(seconds=4e9, power_watts=1.0), row(seconds=4.001e9, power_watts=1.0)]
+    (device,) = gather(rows, TimeRule("UTC"), Findings("test log")).devices
+    assert list(device.times_s) == [4e9]
+
+
+def test_zones_are_east_or_west():
+    assert parse_zone("+02:30").utcoffset(None).total_seconds() == 9000
+    assert f"({datetime.now().astimezone().tzname()};" in stamp_reader(None).zone_text
+    stamps = StampReader(parse_zone("Europe/Berlin"), "Berlin")
+    first = stamps.seconds("2026-10-25 02:30:00", None)
+    assert stamps.seconds("2026-10-25 02:30:00", first) == first
+
+
+def test_two_readings_of_a_counter_give_one_power():
+    device = DeviceLog(CARD, np.array([0.0, 2.0]), {"energy_counter_j": np.array([0.0, 10.0])})
+    assert [list(one) for one in device.power()] == [[1.0], [5.0]]
+
+
+def test_a_log_begins_with_the_first_reading_of_any_device():
+    late, early = (DeviceLog(CARD, np.array(times), {}) for times in ([5.0, 6.0], [3.0, 9.0]))
+    empty = DeviceLog(CARD, np.array([]), {})
+    assert PowerLog("test log", "a clock", True, (late, empty, early)).first_s == 3.0
+    assert PowerLog("test log", "a clock", True, (empty,)).first_s == 0.0
+
+
+def test_devices_are_counted_and_stages_complete_unless_the_file_says_otherwise():
+    assert Source("gpu:0").counted and StageLog("train", "student", "train", 1.0).complete
+    assert not Findings("test log").starts_at_zero
+
+
+def test_an_energy_column_is_scaled_for_the_devices_that_have_one():
+    rows = [row(seconds=1.0, energy_counter_j=1000.0), row(seconds=2.0, energy_counter_j=3000.0)]
+    rows += [row(seconds=1.0, device="gpu:1", power_watts=5.0)]
+    first, second = gather(rows, TimeRule(), Findings("test log", energy_unit="mJ")).devices
+    assert list(first.columns["energy_counter_j"]) == [1.0, 3.0] and set(second.columns) == {"power_watts"}
+    assert list(gather(rows, TimeRule(), Findings("test log")).devices[0].columns["energy_counter_j"]) == [1000, 3000]
+
+
+def clock_of(*rows, **found):
+    log = gather(rows, TimeRule("UTC"), Findings("test log", **found))
+    assert log.notes == ()
+    return log.clock, log.has_wall
+
+
+def test_the_clock_of_a_log_is_described():
+    ours = "the recorder's monotonic clock, placed by its header's wall clock"
+    sound, naive = row(seconds=1.7e9, power_watts=1.0), row("2026-01-01 00:00:00", power_watts=1.0)
+    aware, elapsed = row(1.7e9 + 9, power_watts=1.0), row(5.0, power_watts=1.0)
+    assert clock_of(sound) == (ours, True) and clock_of(elapsed) == (ELAPSED, False)
+    older = "for older records: wall clock; timestamps without an offset, read as UTC"
+    assert clock_of(sound, naive) == (f"{ours}; {older}", True)
+    assert clock_of(sound, aware, naive) == (f"{ours}; {older}", True)
+    assert clock_of(sound, elapsed_clock="steps") == ("steps", False)
+    assert clock_of(naive) == ("wall clock; timestamps without an offset, read as UTC", True)
+
+
+def test_energy_and_power_agree_within_a_factor_of_3():
+    """300 J by power: 850 J and 150 J are the same energy, 950 J and 90 J are not, in J or in another unit."""
+    power = [100, 100, 100, 100]
+    for joules, agrees in ((850, True), (950, False), (150, True), (90, False)):
+        assert ("cumulative in J," in energy([0, 0, 0, joules], "J", power)[2]) is agrees
+    # a counter that rose by 1.8: 1800 J in kJ, 6480 J in Wh, and 3600 J by power; the stated unit fits
+    assert "cumulative in kJ," in energy([0, 0, 0, 1.8], "kJ", [1200] * 4)[2]
+    assert "cumulative in Wh," in energy([0, 0, 0, 1.8], "J", [1200] * 4)[2]
+    # 0.3 J by power
+    assert energy([0, 1e5, 2e5, 3e5], "mJ", [0.1] * 4)[2].endswith(
+        "in uJ, inferred from power x time (its name says mJ)"
+    )
+
+
+def test_two_rows_of_equal_energy_are_energy_per_row_and_one_row_has_its_stated_unit():
+    assert energy([100, 100], "J", [100, 100], times=(1, 2))[2].startswith("the energy column is energy per row in J")
+    assert energy([7, np.nan], "J", [100, 100], times=(1, 2))[2].startswith("the energy column is read as")
+    assert "not counted" in energy([3, 2, 2, 5], "J", times=(0, 1, 2, 3), starts_at_zero=True)[2]

@@ -51,7 +51,7 @@ from joulelab.distill.causal.teacher import live_teacher, refuse_unknown_energy,
 from joulelab.distill.logit_cache.kd_loss import KdLoss, target_positions
 from joulelab.distill.logit_cache.teacher_outputs import LiveTeacher
 from joulelab.distill.preferences.preference_loss import TargetLogProbabilities
-from joulelab.errors import JoulelabError
+from joulelab.errors import CorruptedFile, JoulelabError
 from joulelab.infer.generation.completions import (
     Completion,
     GenerationProgress,
@@ -67,6 +67,7 @@ from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.paths import read_json, write_json
 from joulelab.train.budget import Position
+from joulelab.train.checkpoint import matches_its_sum, save_summed
 from joulelab.train.parallel import gathered
 from joulelab.train.training_session import StageOpener
 
@@ -432,8 +433,14 @@ class Rollouts:
         """Log-probability of every token at the time of sampling. Kept on disk: after a resume the weights of the
         round's start are gone."""
         assert self._open is not None
-        path = self._folder / f"round-{number:06d}-{self._ranks.rank:04d}.pt"
-        kept: dict[int, Tensor] = torch.load(path, weights_only=True) if path.exists() else {}
+        name = f"round-{number:06d}-{self._ranks.rank:04d}"
+        path = next(iter(self._folder.glob(f"{name}*.pt")), None)
+        if path is not None and not matches_its_sum(path):
+            raise CorruptedFile(
+                f"{path} is corrupted: it has the probabilities that the answers of round {number} were sampled with",
+                "delete it and resume: the resumed weights give other probabilities for the rest of this round",
+            )
+        kept: dict[int, Tensor] = torch.load(path, weights_only=True) if path is not None else {}
         if not batches.keys() <= kept.keys():
             words, chunk = self._context.vocabulary, self._context.spec.chunk
             with self._open(*GENERATE):
@@ -441,8 +448,9 @@ class Rollouts:
                     at: self._copy.log_probabilities(batch.to(self._context.device), words, chunk).cpu()
                     for at, batch in batches.items()
                 }
-                torch.save(kept, path.with_suffix(".tmp"))
-                path.with_suffix(".tmp").replace(path)
+                if path is not None:
+                    path.unlink()
+                save_summed(kept, self._folder, name)
         return kept
 
     # rows

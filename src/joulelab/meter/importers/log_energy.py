@@ -53,7 +53,7 @@ class DeviceEnergy:
     """Time between the first and the last reading of the counter."""
     counter_restarts: int
     holes: tuple[tuple[float, float], ...]
-    interpolated: bool = False
+    interpolated: bool
     """Whether the trapezoid runs across the gaps, on request."""
 
     @property
@@ -68,7 +68,7 @@ class DeviceEnergy:
     @property
     def best_mean_w(self) -> float | None:
         """Mean power of `best_j`, over the time that it covers."""
-        return self.best_j / self.covered_s if self.best_j is not None and self.covered_s else None
+        return self.best_j / self.covered_s if self.best_j is not None else None
 
     @property
     def best_j(self) -> float | None:
@@ -86,11 +86,11 @@ def device_energy(log: DeviceLog, interpolate_gaps: bool = False) -> DeviceEnerg
     trapezoid_j = float(((watts[1:] + watts[:-1]) / 2 * steps)[seen].sum()) if len(steps) else None
     counter_times, counter = log.series("energy_counter_j")
     counter_j, restarts = total_rise(counter_times, counter, log.source)
-    span_s = float(counter_times[-1] - counter_times[0]) if len(counter_times) > 1 else 0.0
+    span_s = float(counter_times[-1] - counter_times[0]) if counter_j is not None else 0.0
     _, curve_w = log.power()
     # mean power is energy over covered time: dividing by the whole duration would count gaps as 0 W
-    mean_w = trapezoid_j / seen_s if trapezoid_j is not None and seen_s else None
-    if mean_w is None and counter_j is not None and span_s:
+    mean_w = trapezoid_j / seen_s if trapezoid_j is not None else None
+    if mean_w is None and counter_j is not None:
         mean_w = counter_j / span_s
     return DeviceEnergy(
         device=log.source.device,
@@ -172,7 +172,7 @@ class Inference:
     busy: Level
     idle: Level
     latency_s: float
-    rounding_w: float = 0.0
+    rounding_w: float
     """Steps in which the log gives power; a level may be off by half of one."""
 
     @property
@@ -299,7 +299,7 @@ def _level(times: Array, watts: Array, member: Array, first_s: float, source: st
     for start, stop in zip(edges[::2], edges[1::2], strict=True):
         # without the readings next to a change of level, except at the ends of the log
         inner = slice(start + (start > 0), stop - (stop < len(watts)))
-        if stop - start < SHORTEST_SEGMENT or inner.stop <= inner.start:
+        if stop - start < SHORTEST_SEGMENT:
             continue
         kept.append(watts[inner])
         mean_w = float(watts[inner].mean())
@@ -325,9 +325,9 @@ def idle_level(times: Array, watts: Array, first_s: float, given: IdleGiven) -> 
     begin, end = given.window_s
     inside = watts[(times >= first_s + begin) & (times <= first_s + end)]
     if not len(inside):
-        length = float(times[-1]) - first_s if len(times) else 0.0
+        length_s = float(times[-1]) - first_s
         raise UnusableLog(
-            f"there is no reading in {given.option} {begin:g}..{end:g} s", f"the log is {length:g} s long"
+            f"there is no reading in {given.option} {begin:g}..{end:g} s", f"the log is {length_s:g} s long"
         )
     return Level(float(inside.mean()), _spread(inside), len(inside), f"readings from {begin:g} to {end:g} s")
 
@@ -351,11 +351,15 @@ def inference(
             "power does not have two clear levels, so idle and busy cannot be distinguished",
             f"specify which part is idle: {given.ways}",
         )
-    begin, end = given.window_s or (0.0, -1.0)
-    rest = watts[(times < first_s + begin) | (times > first_s + end)]
+    rest, source = watts, "all readings"
+    if given.window_s is not None:
+        begin, end = given.window_s
+        rest, source = (
+            watts[(times < first_s + begin) | (times > first_s + end)],
+            "all readings outside the idle segment",
+        )
     if not len(rest):
         raise UnusableLog(f"there is no reading outside {given.option}", "the log must also contain the work")
-    source = "all readings outside the idle segment" if given.window_s else "all readings"
     return Inference(Level(float(rest.mean()), _spread(rest), len(rest), source), idle, latency_s, rounding_w)
 
 

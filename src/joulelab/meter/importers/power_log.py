@@ -398,7 +398,7 @@ def put_in_order(seconds: Sequence[float]) -> Ordered:
 def _came_late(block: Array, earlier: Array, return_s: float | None, usual_s: float) -> bool:
     """Late lines fill free places, and the log then jumps back to where it was. A clock that was set continues from its
     new time in regular steps, among or before the times that are there already."""
-    if len(block) > 1 and (np.diff(block) < 0).all():
+    if block[-1] < block[0] and (np.diff(block) <= 0).all():
         return True  # newest first, as some programs write
     if return_s is not None and return_s < 1.5 * usual_s:
         return False  # no jump back to where the log was: regular steps lead out of the block
@@ -408,9 +408,9 @@ def _came_late(block: Array, earlier: Array, return_s: float | None, usual_s: fl
     # a clock that was set back are a second pass over the same time, at random distances from the first: a quarter of
     # a step in the median.
     others = np.sort(earlier)
-    at = np.searchsorted(others, block)
-    left = np.abs(block - others[np.clip(at - 1, 0, len(others) - 1)])
-    right = np.abs(block - others[np.clip(at, 0, len(others) - 1)])
+    at = np.searchsorted(others, block)  # the last of the others is above the block
+    left = np.abs(block - others[np.maximum(at - 1, 0)])
+    right = others[at] - block
     return bool(np.median(np.minimum(left, right)) >= 0.7 * usual_s)
 
 
@@ -445,7 +445,7 @@ def _possible(row: Row) -> Row:
         for name, value in row.values.items()
         if name not in ("power_watts", "energy_counter_j") or amount(value) is not None
     }
-    has_time = row.seconds is None or (math.isfinite(row.seconds) and abs(row.seconds) < _LATEST_S)
+    has_time = row.seconds is None or (math.isfinite(row.seconds) and abs(row.seconds) <= _LATEST_S)
     if len(values) == len(row.values) and has_time:
         return row
     return replace(row, values=values, seconds=row.seconds if has_time else None)
@@ -507,7 +507,7 @@ def _with_energy_in_j(device: DeviceLog, stated_unit: str, starts_at_zero: bool)
     rises = bool(len(values) > 1 and (np.diff(values) >= 0).all())
     # numpy's own function has two names: trapz before version 2, trapezoid since
     by_power_j = float(np.sum(np.diff(power_times) * (watts[1:] + watts[:-1])) / 2)
-    sums = {True: float(values[-1] - values[0]) if len(values) else 0.0, False: float(values[1:].sum())}
+    sums = {True: float(values[-1] - values[0]), False: float(values[1:].sum())}
     readings = [(cumulative, unit) for unit in _ENERGY_UNITS for cumulative in (True, False) if rises or not cumulative]
     if by_power_j > 0 and len(values) > 1:
         ratios = {one: sums[one[0]] * _ENERGY_UNITS[one[1]] / by_power_j for one in readings}

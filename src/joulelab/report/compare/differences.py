@@ -18,7 +18,6 @@ from joulelab.report.compare.comparison import ComparedRun, EnergyRatio, Quality
 from joulelab.report.energy_sums import missing_time_rel, mixes_methods
 from joulelab.runs.paths import RunPaths, read_json
 from joulelab.stats import (
-    Interval,
     PairedDifference,
     accuracy_difference,
     difference_of_means,
@@ -122,7 +121,7 @@ def quality_difference(runs: Sequence[ComparedRun], baseline: Sequence[ComparedR
         return QualityDifference(None, by_seed, reason, mean_interval(by_seed), repeats_needed(by_seed))
     values = [[run.result.value for run in side] for side in (ours, theirs)]
     found = difference_of_means(*values)
-    return QualityDifference(None, (), "" if found.bounded else ONE_SEED, found, _needed(found, values))
+    return QualityDifference(None, (), "" if found.bounded else ONE_SEED, found, _needed(found.value, values))
 
 
 def _by_items(
@@ -179,7 +178,10 @@ def energy_ratio(
         ratio = widened_ratio(ratio, *(max(figure.gain_error_rel or 0.0 for figure in side) for side in figures))
     ratio = widened_ratio(ratio, *(max(map(missing_time_rel, side)) for side in figures))
     logs = [[math.log(value) for value in side] for side in joules]
-    needed = repeats_needed([a - b for a, b in zip(*logs, strict=True)]) if pairs else _needed(_log(ratio), logs)
+    if pairs:
+        needed = repeats_needed([a - b for a, b in zip(*logs, strict=True)])
+    else:
+        needed = _needed(math.log(ratio.value), logs)
     # Threads that wait for each other spin, so contention multiplies CPU time: such an estimate
     # measures the other programs as well, and no number of repeats corrects that.
     contended = any(figure.cpu_contention for side in figures for figure in side)
@@ -194,14 +196,10 @@ def energy_ratio(
     )
 
 
-def _log(ratio: Interval) -> Interval:
-    return Interval(math.log(ratio.value), 0.0, 0.0)
-
-
-def _needed(found: Interval, sides: Sequence[Sequence[float]]) -> int | None:
+def _needed(difference: float, sides: Sequence[Sequence[float]]) -> int | None:
     """Repeats needed on each side, from the combined spread."""
-    if min(map(len, sides)) < 2 or found.value == 0:
+    if min(map(len, sides)) < 2 or difference == 0:
         return None
     # Variance of a difference of independent repeats: the sum of both variances.
     variances = [sum((value - sum(side) / len(side)) ** 2 for value in side) / (len(side) - 1) for side in sides]
-    return repeats_for(found.value, math.sqrt(sum(variances)))
+    return repeats_for(difference, math.sqrt(sum(variances)))
