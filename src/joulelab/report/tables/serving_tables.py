@@ -248,6 +248,7 @@ def mlenergy_row(row: ServingRow) -> dict[str, Any]:
         "mean_itl_ms": _or_empty(row.latency_ms("time_per_output_token_s", "mean")),
         "is_stable": values["steady"],
         "energy_per_token_half_width_joules": output.gross_half_width_j if output else "",
+        "energy_per_token_gain_error_rel": _or_empty(output.gain_error_rel) if output else "",
         "energy_per_token_above_idle_joules": output.net_j if output and output.net_j is not None else "",
         "energy_per_input_token_joules": _number(per_input),
         "energy_per_total_token_joules": _number(per_token),
