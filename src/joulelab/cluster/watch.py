@@ -524,7 +524,7 @@ def flags(live: LiveRun) -> list[str]:
         if device.throttling
     ]
     if live.contention:
-        found.append(f"CPU contention: {live.contention}.")
+        found.append(f"CPU contention now: {live.contention}.")
     return found
 
 

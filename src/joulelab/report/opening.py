@@ -128,7 +128,8 @@ def run_sentences(record: RunRecord) -> tuple[str, ...]:
     """What the run used, why it is doubtful, and which stage used most."""
     doubts = []
     if record.error:
-        doubts.append(f"It {record.status}: {record.error.message.rstrip('.')}.")
+        ended = "was truncated" if record.status == "truncated" else record.status
+        doubts.append(f"It {ended}: {record.error.message.rstrip('.')}.")
     counted = [stage.core_use for stage in record.stages if not stage.outside_totals]
     if (worst := most_contended(counted)) is not None and worst.contended:
         doubts.append(f"CPU contention: {worst.text}. Timings and CPU estimates are unreliable.")
