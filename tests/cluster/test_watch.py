@@ -127,7 +127,7 @@ def test_one_running_run_is_a_list_of_all_its_readings():
         "Power now           0.372 W (estimated)",
         "Tokens per second   9359 (39.7 µJ per token, estimated)",
         "Left in this stage  1 min 01 s (389 J, 20.0 to 30.0 mgCO2e, estimated)",
-        "Warning             CPU contention now: other processes used 1.9 of 2 CPU cores.",
+        "Warning             CPU contention now: other processes used 1.9 of 2 CPU",
     ):
         assert line in text, text
 

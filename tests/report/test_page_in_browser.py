@@ -322,6 +322,12 @@ def test_the_slider_of_the_web_view_shows_what_compare_prints_for_so_many_studen
         page = context.new_page()
         page.goto(server.url)
         page.wait_for_selector("html[data-ready]")
+        page.select_option("#kind", "groups")
+        cell = page.locator(f"tr[data-id='{group.name}'] td", has_text="kJ")
+        cell.wait_for()
+        page.click("#store-table th:has-text('Own energy') button")
+        sums = cell.inner_text().replace("\u00a0", " "), page.inner_text(f"tr[data-id='{group.name}']")
+        assert sums[0].startswith("1.756 kJ ±0.2 %" if measured else "1.76 kJ ±70 %") and "5 min 08 s" in sums[1]
         chosen = "&".join(f"run={run}" for run in runs)
         for address, names in ((f"/groups/{group.name}", [group.name]), (f"/compare?{chosen}", runs)):
             page.goto(server.address + address)
