@@ -139,9 +139,10 @@ function line(row, place) {
   row.cells.slice(1).forEach((text, rest) => {
     const right = titles[rest + 1].dataset.number === "true";
     const badge = titles[rest + 1].textContent === "Status";
-    // energy is folded after a comma or before a bracket only: amount, coverage and method
-    const shownText = rest === 0 ? text.replace(/([^,]) (?!\()/g, "$1\u00a0") : text;
+    // energy has two lines at most, amount and method, as the height of rows is fixed; of a bound, the title has the rest
+    const shownText = rest === 0 ? text.replace(/ \([^)]*\)/, "").replace(/(?<!,) /g, "\u00a0") : text;
     const made_cell = cell("td", badge ? "" : shownText, (right ? "right" : "left") + (text === "-" ? " none" : ""));
+    if (shownText !== text) made_cell.title = text;
     if (badge) made_cell.append(cell("span", text, "status " + row.status));
     made.append(made_cell);
   });
