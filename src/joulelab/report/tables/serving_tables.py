@@ -14,7 +14,7 @@ from typing import Any
 
 from joulelab.infer.energy import ItemEnergy
 from joulelab.meter.figures import method_text
-from joulelab.meter.health import CoreUse, most_contended
+from joulelab.meter.health import CoreUse
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.tables.inference_rows import energy_cell, energy_notes_of, with_net
 from joulelab.report.wording import NOTHING
@@ -212,10 +212,8 @@ def _tokens(rows: Sequence[ServingRow], key: str) -> str:
 
 
 def _contention(rows: Sequence[ServingRow]) -> list[str]:
-    worst = most_contended([row.core_use for row in rows if row.core_use is not None and row.core_use.contended])
-    if worst is None:
-        return []
-    return [f"CPU contention: {worst.text}. Latencies are upper bounds; rerun on an idle machine."]
+    contended = any(row.core_use is not None and row.core_use.contended for row in rows)
+    return ["CPU contention: latencies are upper bounds; rerun on an idle machine."] if contended else []
 
 
 def serving_data(record: RunRecord) -> list[dict[str, Any]]:
