@@ -72,7 +72,9 @@ class NotFoundError(UsageError):
 
 
 class DependencyMissing(UsageError):
-    pass
+    def __init__(self, message: str, hint: str = "", packages: Sequence[str] = ()) -> None:
+        super().__init__(message, hint)
+        self.packages = tuple(packages)
 
 
 class DeviceMissing(UsageError):
@@ -94,14 +96,16 @@ class SeveralProblems(ConfigError):
 
 
 def find_problems(checks: Iterable[Callable[[], object]]) -> list[JoulelabError]:
-    """The problems that these checks raise, each once; unlike a `try`, a problem does not hide those after it."""
-    found: dict[str, JoulelabError] = {}
+    """The problems that these checks raise, each once; unlike a `try`, a problem does not hide those after it. Packages
+    that two models need are one problem."""
+    found: dict[object, JoulelabError] = {}
     for check in checks:
         try:
             check()
         except JoulelabError as error:
-            listed = error.problems if isinstance(error, SeveralProblems) else (error,)
-            found |= {problem.message: problem for problem in listed if problem.message not in found}
+            for problem in error.problems if isinstance(error, SeveralProblems) else (error,):
+                packages = problem.packages if isinstance(problem, DependencyMissing) else ()
+                found.setdefault(packages or problem.message, problem)
     return list(found.values())
 
 

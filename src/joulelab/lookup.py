@@ -373,4 +373,5 @@ def require_extra(what: str, extra: str) -> None:
 
 def _absence(what: str, absent: list[str], hint: str) -> DependencyMissing:
     names = " and ".join([", ".join(absent[:-1]), absent[-1]] if len(absent) > 1 else absent)
-    return DependencyMissing(f"{what} needs {names}, which {'is' if len(absent) == 1 else 'are'} not installed", hint)
+    message = f"{what} needs {names}, which {'is' if len(absent) == 1 else 'are'} not installed"
+    return DependencyMissing(message, hint, absent)

@@ -19,6 +19,18 @@ def test_a_stage_with_an_early_message_prints_its_duration_at_its_end(capsys):
     assert name == "model.train.phases" and duration[-1] == "ms"
 
 
+def test_setup_inside_a_stage_is_stated_separately_as_in_the_record(capsys, monkeypatch):
+    at_s = iter((100, 130))
+    monkeypatch.setattr("time.monotonic_ns", lambda: next(at_s) * 10**9)
+    with PlainProgress() as watching:
+        watching.stage("model.train", 20)
+        watching.setup(99 * 10**9, 110 * 10**9)
+        watching.setup(105 * 10**9, 112 * 10**9)  # a compilation inside the warm-up counts once
+        watching.advance(20, "loss 6.2 by step 20")
+        watching.finish()
+    assert capsys.readouterr().err.split("  ")[-2:] == ["18.0 s", "+ 12.0 s setup; loss 6.2 by step 20\n"]
+
+
 def test_stages_that_alternate_have_few_lines(capsys):
     with PlainProgress() as watching:
         for _ in range(40):
@@ -34,6 +46,11 @@ def test_lines_on_stderr_are_wrapped_between_words_on_a_terminal_only(monkeypatc
     monkeypatch.setenv("COLUMNS", "30")
     text = "joulelab: warning: CPU contention: other processes used 1.5 of 2 cores"
     assert wrapped(text, indent=10) == text
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert (
+        wrapped("run /runs/smi: 49.0 kJ ±10 %, gain ±5 %", 4, sys.stdout)
+        == "run /runs/smi: 49.0 kJ ±10 %,\n    gain ±5 %"
+    )
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert wrapped(text, indent=10).splitlines() == [
         "joulelab: warning: CPU",

@@ -38,6 +38,7 @@ def base(tmp_path):
     [
         (("infer", "deit-t"), "train"),
         (("infer", "deit-t", "deit-s"), "train"),
+        (("infer", "gpt2", "bert"), "train"),
         (("infer", "sample:smollm2", "--generate"), "train"),
         (("train", "gpt2", "--size", "tiny"), "train"),
         (("train", "pna"), "train,graphs"),

@@ -285,6 +285,25 @@ def test_explain_describes_a_setting_and_suggests_the_nearest_name():
     assert "did you mean 'distill.temperature'" in wrong.stderr
     assert "did you mean 'training.learning_rate'" in joulelab_here("explain", "training.lr").stderr
     assert "training.learning_rate" in joulelab_here("explain", "lr").stdout
+    assert joulelab_here("explain", "kd_T").stdout.startswith("distill.temperature (")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("max_step", "training.max_steps"),  # not the optional `hint.max_steps`, which is shorter
+        ("steps", "training.max_steps"),  # not `start.eps`, which has as many letters in common
+        ("training.step", "training.max_steps"),
+        ("learningrate", "training.learning_rate"),
+        ("trian.lr", "training.learning_rate"),
+        ("energy.grd", "energy.grid"),
+    ],
+)
+def test_explain_suggests_the_setting_that_is_likely_meant(wrong, meant):
+    done = joulelab_here("explain", wrong)
+    assert done.returncode == 2
+    assert f"unknown setting '{wrong}'; did you mean '{meant}'?" in done.stderr
+    assert len(done.stderr) < 300, "no list of all pipelines or settings"
 
 
 @pytest.mark.parametrize("verb", [["run", "demo-labels"], ["measure", "--", "true"]])

@@ -20,6 +20,7 @@ from joulelab.report.tables.grid import render_text, to_rich
 from joulelab.runs.attempt import create_run
 from joulelab.runs.lock import holding
 from joulelab.runs.spec import RunSpec
+from joulelab.runs.store import load_record
 
 
 def line(step, second, attempt=1, stage="student.train"):
@@ -55,6 +56,9 @@ def test_a_running_run_shows_stage_power_energy_and_what_remains(tmp_path):
     assert seen.power_w == pytest.approx(400)
     assert seen.left_s == pytest.approx(80)
     assert seen.left_j == pytest.approx(400 * 80)
+    (killed,) = Watcher(tmp_path, "run").poll().runs  # nobody holds it any more
+    assert (killed.status, killed.energy_j) == ("truncated", load_record(paths.folder).best_energy.energy_j)
+    assert killed.energy_j > 0
 
 
 def submitted(store, names, array=False):
@@ -123,7 +127,7 @@ def test_one_running_run_is_a_list_of_all_its_readings():
         "Power now           0.372 W (estimated)",
         "Tokens per second   9359 (39.7 µJ per token, estimated)",
         "Left in this stage  1 min 01 s (389 J, 20.0 to 30.0 mgCO2e, estimated)",
-        "Warning             CPU contention: other processes used 1.9 of 2 CPU cores.",
+        "Warning             CPU contention now: other processes used 1.9 of 2 CPU",
     ):
         assert line in text, text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 from browser import PATIENCE_MS
+from commands import joulelab_here
+from ui_server import Server
 
 from joulelab.meter.figures import labeled_text
 from joulelab.report.compare.method_rows import compare
@@ -283,6 +286,76 @@ def test_every_state_of_the_controls_shows_what_the_report_computed(browser, mad
             }
             assert page.evaluate(state, [scope, students]) == wanted
     page.close()
+
+
+@pytest.mark.parametrize("measured", [False, True], ids=["estimated", "measured"])
+def test_the_slider_of_the_web_view_shows_what_compare_prints_for_so_many_students(
+    browser, made, tmp_path: Path, measured: bool
+) -> None:
+    """Cell by cell: the served comparison, the file saved from it, the offline report and the command line."""
+    pytest.importorskip("starlette", reason="the extra ui is not installed")
+    records = made.demo_records(measured)
+    group = made.write_group(tmp_path, records, measured)
+    offline = write_report(group)
+    runs = [record.run_id for record in records]
+
+    def printed(names: list[str], students: int) -> dict[str, list[str]]:
+        words = ["compare", *names, "--format", "csv", "--runs-dir", tmp_path]
+        done = joulelab_here(*words, *(["--students", students] if students > 1 else []))
+        assert done.returncode == 0, done.stderr
+        rows = list(csv.reader(done.stdout.splitlines()))
+        if students > 1:
+            table = rows[max(place for place, row in enumerate(rows) if row == ["Method", "Energy", "x"]) + 1 :]
+            return {row[0]: row[1:] for row in table}
+        head = next(place for place, row in enumerate(rows) if "Teacher included" in row)
+        columns = rows[head].index("Teacher included"), rows[head].index("x teacher included")
+        table = rows[head + 1 : head + 1 + len({record.label for record in records})]
+        return {row[0]: [row[column] for column in columns] for row in table}
+
+    cells = """() => Object.fromEntries([...document.querySelectorAll('#overview tbody tr')].map(row => [
+      row.dataset.method, ['energy', 'ratio'].map(name => row.querySelector('[data-selected=' + name + ']').textContent
+        .replaceAll('\\u00a0', ' ').replaceAll(/\\s*\\n\\s*/g, ' ').trim())]))"""
+    server = Server(tmp_path)
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
+    context.set_default_timeout(PATIENCE_MS)
+    try:
+        page = context.new_page()
+        page.goto(server.url)
+        page.wait_for_selector("html[data-ready]")
+        page.select_option("#kind", "groups")
+        cell = page.locator(f"tr[data-id='{group.name}'] td", has_text="kJ")
+        cell.wait_for()
+        page.click("#store-table th:has-text('Own energy') button")
+        sums = cell.inner_text().replace("\u00a0", " "), page.inner_text(f"tr[data-id='{group.name}']")
+        assert sums[0].startswith("1.756 kJ ±0.2 %" if measured else "1.76 kJ ±70 %") and "5 min 08 s" in sums[1]
+        chosen = "&".join(f"run={run}" for run in runs)
+        for address, names in ((f"/groups/{group.name}", [group.name]), (f"/compare?{chosen}", runs)):
+            page.goto(server.address + address)
+            with page.expect_download() as saved:
+                page.click("text=Save as one HTML file")
+            copy = tmp_path / "saved.html"
+            saved.value.save_as(copy)
+            other = context.new_page()
+            for students in (1, 2, 10, 200, 1000):
+                wanted = printed(names, students)
+                page.bring_to_front()
+                page.locator("#students").evaluate(
+                    "(slider, place) => { slider.value = place; slider.dispatchEvent(new Event('input')); }",
+                    STUDENTS.index(students),
+                )
+                found = page.evaluate(cells)
+                for path in [copy, offline] if names == [group.name] else [copy]:
+                    other.goto("about:blank")
+                    other.goto(f"{path.as_uri()}#n={students}")
+                    other.wait_for_selector("#overview tbody tr", state="attached")
+                    assert other.evaluate(cells) == found, (path, students)
+                if students == 1:  # the table of `compare` states the method once, in its caption
+                    found = {label: [energy.partition(",")[0], ratio] for label, (energy, ratio) in found.items()}
+                assert found == wanted, (address, students)
+            other.close()
+    finally:
+        context.close()
+        server.end()
 
 
 def test_a_lower_bound_stays_one_when_the_scope_is_moved_and_is_on_no_front(browser, made, tmp_path: Path) -> None:

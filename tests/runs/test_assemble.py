@@ -216,7 +216,7 @@ def test_an_estimate_made_while_others_used_the_cores_reports_it(tmp_path):
     assert train.best.method == "estimated"
     assert train.best.cpu_contention and record.totals.best.cpu_contention
     assert train.core_use.others_cores == pytest.approx(1.2)
-    reported = "CPU contention: other processes used 1.2 of 2 CPU cores; timings and CPU estimates are unreliable"
+    reported = "CPU contention: timings and CPU estimates are unreliable"  # how many cores, the note alone states
     assert reported in train.validity.reasons and reported in record.validity.reasons
     assert any("1.2 of 2 CPU cores during student.train" in note.text for note in record.validity.notes)
     idle = record.stage("idle.before")
@@ -229,10 +229,7 @@ def test_a_quiet_machine_and_a_measured_card_keep_their_grade(tmp_path):
     assert "cores" not in [check.name for check in quiet.validity.checks]
     card = assemble(make(tmp_path / "card", extra=cores(1.2, 0.0)), "done")
     assert card.validity.grade == "A"
-    assert any(
-        check.text == "CPU contention: other processes used 1.2 of 2 CPU cores; timings are unreliable"
-        for check in card.validity.checks
-    )
+    assert "CPU contention: timings are unreliable" in [check.text for check in card.validity.checks]
 
 
 def test_a_stage_without_items_has_no_energy_of_items(tmp_path):

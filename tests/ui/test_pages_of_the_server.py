@@ -62,6 +62,13 @@ def test_a_comparison_has_the_numbers_of_the_report_with_the_slider_and_all_expo
 def test_the_table_has_teacher_share_quality_and_groups_and_the_trend_is_that_of_the_store_page(pages, made_store):
     data = json.loads(pages.get("/api/runs")[2])
     assert len(data["rows"]) == len(run_folders(made_store)) and [one["name"] for one in data["groups"]]
+    (facts,) = json.loads(pages.get("/api/groups")[2]).values()
+    (group,) = group_folders(made_store)
+    assert [facts["energy"], facts["time"], facts["grade"]] == ["1.76 kJ ±70 %, estimated", "5 min 08 s", "C"]
+    tiles = re.sub(r"&nbsp;|\u00a0", " ", pages.get(f"/groups/{group.name}")[2])
+    tile = '<dt>Energy</dt><dd><strong class="whole">1.76 kJ ±70 %</strong>'
+    assert tile in tiles, "the group's page has the same sum"
+    assert sorted(facts["runs"]) == sorted(row["id"] for row in data["rows"])
     shares = [row["cells"][5] for row in data["rows"]]
     assert any(share.endswith("%") for share in shares)
     trend = json.loads(pages.get("/api/trend")[2])

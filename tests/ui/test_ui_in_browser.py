@@ -89,6 +89,8 @@ def test_a_killed_run_is_truncated_within_five_seconds_on_both_pages(visit, serv
     other.wait_for_selector("#verdict")
     assert time.monotonic() - began_s < 5
     assert "killed: truncated" in other.inner_text("#verdict")
+    heights = page.evaluate("[...document.querySelectorAll('#store-table tr[data-id]')].map(row => row.offsetHeight)")
+    assert max(heights) <= 37, "a lower bound fits its row: scrolling counts on equal heights"
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -43,11 +43,13 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else piped, highlight=False, markup=False)
 
 
-def wrapped(text: str, indent: int) -> str:
-    """A line of stderr; on a terminal it is wrapped between words, in a log it stays one line that grep finds whole."""
-    if not sys.stderr.isatty():
+def wrapped(text: str, indent: int, stream: TextIO | None = None) -> str:
+    """A line of stderr or another stream; on a terminal it is wrapped between words, in a log it stays one line that
+    grep finds whole."""
+    stream = stream or sys.stderr
+    if not stream.isatty():
         return text
-    width = Console(stderr=True).width
+    width = Console(file=stream).width
     lines = textwrap.wrap(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines)
 
@@ -190,7 +192,8 @@ _FIRST_SEGMENTS = 4
 
 class PlainProgress:
     """One line per finished stage, for logs of batch jobs; the segments of a stage in a row share a line. A stage that
-    alternates with others has lines after its segments 1 to 4, 8, 16, 32, ..., with the time since its last line.
+    alternates with others has lines after its segments 1 to 4, 8, 16, 32, ..., with the time since its last line. Setup
+    is stated separately, so that the time of a stage is that of its record.
 
     `stages=False` leaves out stages and messages other than warnings: a group has a line per member instead.
     """
@@ -199,11 +202,12 @@ class PlainProgress:
         self._stages = stages
         self._stage = ""
         self._running = False
-        self._start_s = 0.0
-        self._seconds = 0.0
+        self._start_ns = 0
+        self._seconds, self._setup_s = 0.0, 0.0
+        self._setups: list[tuple[int, int]] = []
         self._text = ""
         self._segments: dict[str, int] = {}
-        self._unshown_s: dict[str, float] = {}
+        self._unshown_s: dict[str, tuple[float, float]] = {}
         self.written: set[str] = set()
 
     def __enter__(self) -> PlainProgress:
@@ -217,9 +221,10 @@ class PlainProgress:
     def stage(self, name: str, total: int | None) -> None:
         if name != self._stage:
             self._end_line()
-            self._stage, self._text, self._seconds = name, "", 0.0
+            self._stage, self._text = name, ""
+            self._seconds, self._setup_s = self._unshown_s.pop(name, (0.0, 0.0))
         if not self._running:
-            self._running, self._start_s = True, time.monotonic()
+            self._running, self._start_ns = True, time.monotonic_ns()
 
     def advance(self, done: int, text: str = "") -> None:
         self._text = text or self._text
@@ -235,25 +240,44 @@ class PlainProgress:
     def line(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    def setup(self, begin_ns: int, end_ns: int) -> None:
+        self._setups.append((begin_ns, end_ns))
+
     def finish(self) -> None:
         if self._running:
-            self._seconds += time.monotonic() - self._start_s
-            self._running = False
+            own_s, setup_s = _without_setup((self._start_ns, time.monotonic_ns()), self._setups)
+            self._seconds += own_s
+            self._setup_s += setup_s
+            self._running, self._setups = False, []
 
     def _end_line(self) -> None:
         self.finish()
         if self._stage and self._stages:
             number = self._segments[self._stage] = self._segments.get(self._stage, 0) + 1
-            seconds = self._unshown_s.pop(self._stage, 0.0) + self._seconds
             if number <= _FIRST_SEGMENTS or number & (number - 1) == 0:
-                self.line(_stage_line(self._stage, seconds, self._text))
+                self.line(_stage_line(self._stage, self._seconds, self._setup_s, self._text))
             else:
-                self._unshown_s[self._stage] = seconds
+                self._unshown_s[self._stage] = self._seconds, self._setup_s
         self._stage = ""
 
 
-def _stage_line(name: str, seconds: float, text: str) -> str:
-    return f"  {name:<22} {duration_text(seconds):>10}" + (f"  {text}" if text else "")
+def _without_setup(segment: tuple[int, int], setups: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Seconds of the segment's own work, and of its setup."""
+    from joulelab.clock import NS
+    from joulelab.meter.integrate import without
+
+    own_ns = sum(end_ns - begin_ns for begin_ns, end_ns in without(segment, setups))
+    return own_ns / NS, (segment[1] - segment[0] - own_ns) / NS
+
+
+# Less is not worth reading.
+_SHORTEST_SETUP_S = 0.1
+
+
+def _stage_line(name: str, seconds: float, setup_s: float, text: str) -> str:
+    setup = f"+ {duration_text(setup_s)} setup" if setup_s >= _SHORTEST_SETUP_S else ""
+    more = "; ".join(filter(None, [setup, text]))
+    return f"  {name:<22} {duration_text(seconds):>10}" + (f"  {more}" if more else "")
 
 
 class QuietProgress(PlainProgress):

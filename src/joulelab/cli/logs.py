@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -101,12 +102,12 @@ def import_log(
         data = read[0].data if len(read) == 1 else {"logs": [one.data for one in read]}
         print(json.dumps({**data, "created": created}, indent=2))
     else:
-        from joulelab.cli.console import print_answer
+        from joulelab.cli.console import print_answer, wrapped
 
         for one in read:
             print_answer(one.result, one.grids, one.sentences)
         for folder, line in answers:
-            print(f"run {folder}: {line}")
+            print(wrapped(f"run {folder}: {line}", 4, sys.stdout))
         if not no_run and not answers:
             note("no run was created: no entry has both a duration and an energy")
     if out is not None and read[0].power is not None:

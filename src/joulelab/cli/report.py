@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from joulelab.report.compare.comparison import Comparison
     from joulelab.report.compare.method_rows import Selection
     from joulelab.report.page import Page
+    from joulelab.report.tables.grid import Grid
 
 
 def report(
@@ -131,6 +132,9 @@ def compare(
     names: SeveralRuns,
     baseline: Baseline = None,
     quality: QualityName = None,
+    students: Annotated[
+        int, typer.Option("--students", min=1, metavar="N", help="Also split the teacher's energy across N students.")
+    ] = 1,
     form: Annotated[Form, typer.Option("--format", help="Output format.")] = "text",
     include_repeated: IncludeRepeated = False,
     runs_dir: RunsDir = None,
@@ -172,30 +176,38 @@ def compare(
 
         from joulelab.report.export import comparison_data
 
-        print(json.dumps(comparison_data(comparison), indent=2))
-    elif form == "text":
-        _print_text(comparison, selection)
+        print(json.dumps(comparison_data(comparison, students), indent=2))
+        return
+    from joulelab.report.tables.comparison_tables import shared_grid
+
+    shared = [shared_grid(comparison, students)] if students > 1 else []
+    if form == "text":
+        _print_text(comparison, selection, shared)
     else:
-        print(_text(comparison, form), end="")
+        print(_text(comparison, form, shared), end="")
 
 
-def _print_text(comparison: Comparison, selection: Selection) -> None:
+def _print_text(comparison: Comparison, selection: Selection, shared: list[Grid]) -> None:
     from joulelab.cli.browse import print_comparison
+    from joulelab.cli.console import print_grid
+    from joulelab.cli.options import detail
     from joulelab.report.tables.provenance import difference_grid, environment_differences, hardware_warning
 
     differing = (difference_grid(selection.group), environment_differences(selection.records, selection.folders))
     warning = hardware_warning(selection.records, selection.folders)
     print_comparison(comparison, warning, [grid for grid in differing if grid.rows])
+    for grid in shared if detail() != "quiet" else ():
+        print_grid(grid)
 
 
-def _text(comparison: Comparison, form: Form) -> str:
+def _text(comparison: Comparison, form: Form, shared: list[Grid]) -> str:
     from joulelab.report.tables.comparison_tables import comparison_grids, comparison_markdown
-    from joulelab.report.tables.grid import to_csv, to_latex
+    from joulelab.report.tables.grid import to_csv, to_latex, to_markdown
 
     if form == "markdown":
-        return comparison_markdown(comparison)
+        return "\n".join([comparison_markdown(comparison), *map(to_markdown, shared)])
     render = to_latex if form == "latex" else to_csv
-    return "\n".join(render(grid) for grid in comparison_grids(comparison))
+    return "\n".join(render(grid) for grid in (*comparison_grids(comparison), *shared))
 
 
 BillForm = Literal["text", "markdown", "model-card", "codecarbon"]

@@ -30,7 +30,7 @@ from joulelab.runs.groups import load_group
 from joulelab.runs.lock import is_held
 from joulelab.runs.paths import RunPaths, read_json
 from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord
-from joulelab.runs.store import find_folder
+from joulelab.runs.store import find_folder, load_record
 from joulelab.units import duration_text, energy_text, percent_text, plural, power_text, with_prefix
 
 # Speed is averaged over the last metric lines: enough to be steady, few enough to show a change.
@@ -268,15 +268,15 @@ def budget_uses(
 
 
 def _ended(record: RunRecord, status: str) -> LiveRun:
-    totals = record.totals
+    energy = record.best_energy
     return LiveRun(
         run_id=record.run_id,
         label=record.label,
         status=status,
         attempt=max((attempt.number for attempt in record.attempts), default=0),
         hosts=tuple(sorted({attempt.host for attempt in record.attempts})),
-        energy_j=totals.best.energy_j if totals else None,
-        estimated=bool(totals and totals.best.method == "estimated"),
+        energy_j=energy.energy_j,
+        estimated=energy.method == "estimated",
         why=record.error.message if record.error else "",
     )
 
@@ -385,13 +385,23 @@ class Watcher:
         self._whole = self.folder == self._home
         """False for a run that was submitted together with others."""
         self._runs: dict[str, RunWatcher] = {}
+        self._killed: dict[str, LiveRun] = {}
 
     def poll(self) -> WatchedJobs:
         folders = self._run_folders()
         for folder in folders:
             self._runs.setdefault(folder.name, RunWatcher(folder))
-        runs = tuple(self._runs[folder.name].poll() for folder in folders)
+        runs = tuple(self._with_energy(folder, self._runs[folder.name].poll()) for folder in folders)
         return WatchedJobs(self.folder.name, runs, self._jobs())
+
+    def _with_energy(self, folder: Path, run: LiveRun) -> LiveRun:
+        """With the energy of a killed run, which is in its trace only; it is computed once."""
+        if run.status != "truncated" or run.energy_j is not None:
+            self._killed.pop(folder.name, None)
+            return run
+        if folder.name not in self._killed:
+            self._killed[folder.name] = _ended(load_record(folder), run.status)
+        return self._killed[folder.name]
 
     def accounts(self) -> tuple[AccountedJob, ...]:
         """Energy of the finished jobs from Slurm's accounting, also stored in the directory."""
@@ -466,7 +476,9 @@ def _runs_grid(watched: WatchedJobs) -> Grid:
     if len(watched.runs) == 1 and watched.runs[0].status == "running":
         return make_grid(watched.name, "Reading|Now", live_rows(watched.runs[0]), notes)
     rows = [_cells(run) for run in watched.runs]
-    return without_empty_columns(make_grid(watched.name, "Run|Status|Loss>|Power>|So far>|Done>|Left>", rows, notes))
+    energy = "So far" if any(run.status == "running" for run in watched.runs) else "Energy"
+    titles = f"Run|Status|Loss>|Power>|{energy}>|Done>|Left>"
+    return without_empty_columns(make_grid(watched.name, titles, rows, notes))
 
 
 def live_rows(run: LiveRun) -> list[tuple[str, str]]:
@@ -512,7 +524,7 @@ def flags(live: LiveRun) -> list[str]:
         if device.throttling
     ]
     if live.contention:
-        found.append(f"CPU contention: {live.contention}.")
+        found.append(f"CPU contention now: {live.contention}.")
     return found
 
 

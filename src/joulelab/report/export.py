@@ -21,6 +21,7 @@ from joulelab.meter.grids import co2e as co2e_of
 from joulelab.report.compare.break_even_report import RowBreakEven, break_even_rows
 from joulelab.report.compare.comparison import Comparison, EnergyRatio, QualityDifference, Row
 from joulelab.report.compare.pareto import pareto_rows, why_no_front
+from joulelab.report.compare.scopes import shared_energies
 from joulelab.report.compare.verdict import verdict
 from joulelab.report.energy_sums import is_teacher, is_teacher_work, mixes_methods
 from joulelab.report.tables.bill_tables import (
@@ -40,7 +41,10 @@ from joulelab.stats import Interval
 from joulelab.units import J_PER_KWH, J_PER_WH
 
 
-def comparison_data(comparison: Comparison) -> dict[str, Any]:
+def comparison_data(comparison: Comparison, students: int = 1) -> dict[str, Any]:
+    """With several students, `shared` has the energy of one of them and its ratio to the baseline by method."""
+    shared = shared_energies(comparison, students) if students > 1 else {}
+    by_method = {label: {"energy": _figure(one.mean), "ratio": _ratio(one.ratio)} for label, one in shared.items()}
     return {
         "schema_version": 2,
         "name": comparison.name,
@@ -55,6 +59,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
             {"label": run.label, "seed": run.seed, "run_id": run.run_id, "why": run.why, "own": _figure(run.own)}
             for run in comparison.incomplete
         ],
+        **({"shared": {"students": students, "methods": by_method}} if shared else {}),
     }
 
 

@@ -128,10 +128,12 @@ def run_sentences(record: RunRecord) -> tuple[str, ...]:
     """What the run used, why it is doubtful, and which stage used most."""
     doubts = []
     if record.error:
-        doubts.append(f"It {record.status}: {record.error.message.rstrip('.')}.")
+        ended = "was truncated" if record.status == "truncated" else record.status
+        doubts.append(f"It {ended}: {record.error.message.rstrip('.')}.")
     counted = [stage.core_use for stage in record.stages if not stage.outside_totals]
     if (worst := most_contended(counted)) is not None and worst.contended:
-        doubts.append(f"CPU contention: {worst.text}. Timings and CPU estimates are unreliable.")
+        # how many cores, the note of the record alone states: each average has another figure
+        doubts.append("CPU contention: timings and CPU estimates are unreliable; rerun on an idle machine.")
     if record.totals:
         doubts.append(estimate_note([record.totals.best], compared=False))
     if record.validity.grade and record.validity.grade != "A" and record.validity.reasons:

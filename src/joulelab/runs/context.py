@@ -53,6 +53,9 @@ class Progress(Protocol):
 
     def advance(self, done: int, text: str = "") -> None: ...
 
+    def setup(self, begin_ns: int, end_ns: int) -> None:
+        """This time of the stage is setup, which the record bills separately."""
+
     def finish(self) -> None:
         """The stage has ended; no stage may follow for a while."""
 
@@ -63,6 +66,8 @@ class SilentProgress:
     def stage(self, name: str, total: int | None) -> None: ...
 
     def advance(self, done: int, text: str = "") -> None: ...
+
+    def setup(self, begin_ns: int, end_ns: int) -> None: ...
 
     def finish(self) -> None: ...
 
@@ -274,6 +279,7 @@ class RunContext:
         """Exclude setup time (an import, a compilation) from the open stage."""
         if self._open and (self._open[-1].kind.role != "setup" or activity == STARTUP):
             self.meter.exclude(begin_ns, end_ns)
+            self.progress.setup(begin_ns, end_ns)
             self.meter.event("setup", stage=self._open[-1].name, activity=activity, begin_ns=begin_ns, end_ns=end_ns)
 
     def note_device(self, device: str) -> None:

@@ -543,7 +543,8 @@ class RunRecord(Frozen):
 
 
 class RepeatSummary(Frozen):
-    """Over the successful repeats. `low_j` and `high_j` are Student's 95 % interval of the mean."""
+    """Over the successful repeats. `low_j` and `high_j` are Student's 95 % interval of the mean, which is random; the
+    scale error `gain_error_rel` is common to all repeats and comes in addition."""
 
     count: int
     mean_j: float
@@ -553,6 +554,7 @@ class RepeatSummary(Frozen):
     """Standard deviation divided by the mean."""
     mean_s: float
     method: str
+    gain_error_rel: float | None = None
 
 
 def summarize_repeats(stages: Sequence[StageRecord]) -> RepeatSummary | None:
@@ -571,6 +573,7 @@ def summarize_repeats(stages: Sequence[StageRecord]) -> RepeatSummary | None:
         spread_rel=deviation / mean.value if mean.value else 0.0,
         mean_s=sum(stage.duration_s for stage in done) / len(done),
         method=done[0].best.method,
+        gain_error_rel=done[0].best.gain_error_rel,
     )
 
 
@@ -630,6 +633,7 @@ def flat_summary(record: RunRecord) -> dict[str, Any]:
             "total_energy_policy": record.totals.policy,
             "energy_j": record.best_energy.energy_j,
             "method": record.best_energy.method,
+            **_errors("", record.best_energy),
             "total_energy_j": record.totals.best.energy_j,
             "total_energy_kwh": _kwh(record.totals.best.energy_j),
             "shown_energy_j": record.totals.best.energy_j,

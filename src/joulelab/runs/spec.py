@@ -7,6 +7,7 @@ key, what was expected, what was found, and the nearest valid name.
 from __future__ import annotations
 
 import copy
+import difflib
 import json
 import os
 import re
@@ -728,10 +729,12 @@ def explained(key: str = "", pipeline: str | None = None) -> Explained:
     if not having:
         _require_no_other_name(key, names)
         known = {row.key for rows in all_rows.values() for row in rows}
-        same_name = _keys_named(key, sorted(known))
+        same_name = _keys_named(key, sorted(known)) or sorted(
+            {found for model in models.values() for found in _keys_once_named(model, key)}, key=_remoteness
+        )
         if same_name:
             return replace(explained(same_name[0]), same_name=tuple(same_name[1:]))
-        raise lookup.unknown("setting", key, known, f"pipelines, for --pipeline: {', '.join(names)}")
+        raise _unknown_setting(key, known)
     alike = {name: [other for other in having if matching[other] == matching[name]] for name in having}
     first = max(having, key=lambda name: len(alike[name]))  # the most common description
     others = tuple(name for name in having if name not in alike[first])
@@ -758,8 +761,54 @@ def describe(model: type[BaseModel], key: str = "") -> list[Setting]:
     rows = list(_walk(model, ""))
     found = _below(rows, current_key(model, key))
     if not found:
-        raise lookup.unknown("setting", key, [row.key for row in rows])
+        raise _unknown_setting(key, {row.key for row in rows})
     return found
+
+
+def _keys_once_named(model: type[BaseModel], name: str, prefix: str = "") -> Iterator[str]:
+    """Keys whose published or former name this is: `kd_T` is `distill.temperature`."""
+    names: Mapping[str, str] = {**getattr(model, "aliases", {}), **getattr(model, "renamed", {})}
+    if name in names:
+        yield prefix + names[name]
+    for key, field in model.model_fields.items():
+        if (inner := model_in(field.annotation)) is not None:
+            yield from _keys_once_named(inner, name, f"{prefix}{key}.")
+
+
+_LEAST_LIKENESS, _MUCH_LESS_LIKELY, _MOST_SIMILAR = 0.6, 0.2, 3
+
+
+def _unknown_setting(key: str, known: Iterable[str]) -> NotFoundError:
+    lists = "`joulelab explain --pipeline NAME` lists all settings of a pipeline"
+    similar = _similar_keys(key, known)[:_MOST_SIMILAR]
+    if not similar:
+        return NotFoundError(f"unknown setting '{key}'", lists)
+    also = f"or {', '.join(similar[1:])}; " if similar[1:] else ""
+    return NotFoundError(f"unknown setting '{key}'; did you mean '{similar[0]}'?", also + lists)
+
+
+def _similar_keys(key: str, known: Iterable[str]) -> list[str]:
+    """Keys that may be meant, the likeliest first. Names are compared without their sections, which would outweigh
+    them; a whole word of a name counts more than letters in common: `steps` is `max_steps` rather than `eps`."""
+    section, _, name = key.lower().rpartition(".")
+
+    def of_name(candidate: str) -> float:
+        _, _, other = candidate.rpartition(".")
+        letters = _likeness(name.replace("_", ""), other.replace("_", ""))
+        is_word = len(name) > 2 and any(word.startswith(name.removesuffix("s")) for word in other.split("_"))
+        return 0.8 + 0.2 * letters if is_word or lookup.is_abbreviation(name, other) else letters
+
+    def likeness(candidate: str) -> float:
+        return of_name(candidate) + (_likeness(section, candidate.rpartition(".")[0]) if section else 0.0)
+
+    close = [candidate for candidate in known if of_name(candidate) >= _LEAST_LIKENESS]
+    best = max(map(likeness, close), default=0.0)
+    likely = [candidate for candidate in close if likeness(candidate) >= best - _MUCH_LESS_LIKELY]
+    return sorted(likely, key=lambda candidate: (-likeness(candidate), _remoteness(candidate), candidate))
+
+
+def _likeness(left: str, right: str) -> float:
+    return difflib.SequenceMatcher(None, left, right).ratio()
 
 
 def _below(rows: Iterable[Setting], key: str) -> list[Setting]:

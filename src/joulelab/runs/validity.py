@@ -176,15 +176,15 @@ def check_other_processes(evidence: Evidence) -> Answer | None:
 
 def check_cores(evidence: Evidence) -> Answer | None:
     """CPU contention does not change a GPU's energy, but it changes times and the energy billed to CPUs. Without any
-    energy figure a note reports the effect on times."""
+    energy figure a note reports the effect on times. How many cores, only the note states: over the whole run it is
+    another figure than over the worst stage."""
     if evidence.core_use is None or not evidence.core_use.contended or evidence.figure.energy_j is None:
         return None
-    contention = f"CPU contention: {evidence.core_use.text}"
     if evidence.figure.method == "estimated":
-        return "C", f"{contention}; timings and CPU estimates are unreliable"
+        return "C", "CPU contention: timings and CPU estimates are unreliable"
     if any(source.startswith("rapl:") for source in evidence.figure.sources):
-        return "B", f"{contention}; timings are unreliable, and CPU energy includes their work"
-    return "A", f"{contention}; timings are unreliable"
+        return "B", "CPU contention: timings are unreliable, and CPU energy includes other processes"
+    return "A", "CPU contention: timings are unreliable"
 
 
 def check_shared(evidence: Evidence) -> Answer | None:
@@ -415,13 +415,16 @@ def _energy_notes(attempt: AttemptData, policy: str) -> dict[str, Note]:
     return notes
 
 
+def interruption_text(attempt: int) -> str:
+    return f"attempt {attempt} was interrupted; its energy ends with the last reading"
+
+
 def _trace_notes(attempt: AttemptData, current: int) -> dict[str, Note]:
     notes: dict[str, Note] = {}
     for gap in attempt.trace.gaps:
         notes[f"gap {gap.device}"] = Note(level="warning", text=f"{gap.device}: readings failed ({gap.reason})")
     if not attempt.trace.ended and attempt.number != current:
-        text = f"attempt {attempt.number} was interrupted; its energy ends with the last reading"
-        notes[f"cut {attempt.number}"] = Note(level="warning", text=text)
+        notes[f"cut {attempt.number}"] = Note(level="warning", text=interruption_text(attempt.number))
     if attempt.events.marks_lost:
         text = f"{attempt.events.marks_lost} phase marks were lost because they came faster than they could be read"
         notes["marks"] = Note(level="warning", text=text)

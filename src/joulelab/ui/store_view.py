@@ -16,12 +16,26 @@ from typing import Any
 
 from joulelab.cluster.watch import LiveRun, RunWatcher, energy_text_of
 from joulelab.errors import JoulelabError
+from joulelab.meter.figures import labeled_text
+from joulelab.report.energy_sums import known_sum, mixes_methods
 from joulelab.report.tables.run_list import LIST_TITLES, row_text
+from joulelab.report.wording import NOTHING
 from joulelab.runs.groups import load_group
-from joulelab.runs.index import FOLDER, LIST_ROW, OPEN_STATE, STATE, IndexReporter, file_state, listed, read_row
+from joulelab.runs.index import (
+    FOLDER,
+    LIST_ROW,
+    LISTING,
+    OPEN_STATE,
+    STATE,
+    IndexReporter,
+    file_state,
+    listed,
+    listed_run,
+    read_row,
+)
 from joulelab.runs.paths import GROUPS_FOLDER
 from joulelab.runs.store import group_folders, run_files
-from joulelab.units import power_text
+from joulelab.units import duration_text, power_text
 
 TITLES = f"{LIST_TITLES}|Tags"
 REFRESH_S = 2.0
@@ -126,6 +140,32 @@ class StoreView:
         text = json.dumps(rows, ensure_ascii=False)
         if text != self._groups[1]:
             self._groups = (self._version, text)
+
+
+def group_facts(store: Path) -> dict[str, dict[str, Any]]:
+    """Group -> energy of its runs' own stages together, their time and their worst grade, as the group's page has them.
+
+    Computed when somebody looks at the groups: the list of runs does without these sums.
+    """
+    listings = dict(listed(store, IndexReporter(lambda text: None), [FOLDER, LISTING]))
+    found: dict[str, dict[str, Any]] = {}
+    for folder in group_folders(store):
+        with suppress(JoulelabError, OSError):  # its runs are still listed
+            members = [member.run_id for member in load_group(folder).members if member.run_id in listings]
+            runs = [run for name in members if (run := listed_run(listings[name])).totals]
+            figures = [run.totals.best for run in runs if run.totals]
+            if not figures:
+                continue
+            energy, seconds = known_sum(figures), sum(run.totals.duration_s for run in runs if run.totals)
+            found[folder.name] = {
+                "runs": members,
+                "energy": labeled_text(energy, mixes_methods(figures)),
+                "energy_j": energy.energy_j,
+                "time": duration_text(seconds),
+                "time_s": seconds,
+                "grade": max(run.validity.grade or "" for run in runs) or NOTHING,
+            }
+    return found
 
 
 def live_row(row: dict[str, Any], live: LiveRun) -> dict[str, Any]:

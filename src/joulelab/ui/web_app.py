@@ -47,7 +47,7 @@ from joulelab.runs.record import RunRecord
 from joulelab.runs.store import load_record
 from joulelab.ui.access import LOOPBACK, Access
 from joulelab.ui.run_view import FIGURES, POLL_S, ReportSoFar, RunFeed, devices_grid, hosts_grid
-from joulelab.ui.store_view import REFRESH_S, TITLES, StoreView
+from joulelab.ui.store_view import REFRESH_S, TITLES, StoreView, group_facts
 
 HERE = Path(__file__).parent
 DEFAULT_PORT = 8765
@@ -74,6 +74,7 @@ class Server:
         routes = [
             Route("/", self._store_page),
             Route("/api/runs", self._runs),
+            Route("/api/groups", self._groups),
             Route("/api/trend", self._trend),
             Route("/api/runs/events", self._store_events),
             Route("/runs/{run_id}", self._run_page),
@@ -111,6 +112,9 @@ class Server:
     async def _runs(self, request: Request) -> Response:
         text = await run_in_threadpool(self._view.changes, 0)
         return Response(text, media_type="application/json")
+
+    async def _groups(self, request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(group_facts, self.store))
 
     async def _trend(self, request: Request) -> Response:
         def figure() -> dict[str, Any] | None:

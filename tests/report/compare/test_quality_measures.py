@@ -15,7 +15,8 @@ from joulelab.report.opening import run_headline, run_tiles
 from joulelab.report.tables.comparison_tables import comparison_markdown, runs_grid
 from joulelab.report.tables.run_tables import run_remarks, run_result
 from joulelab.runs.index import listed_run, row_of
-from joulelab.runs.record import Result
+from joulelab.runs.record import Note, Result
+from joulelab.runs.validity import interruption_text
 
 
 def with_results(record, **results):
@@ -172,5 +173,10 @@ def test_a_student_run_interrupted_before_its_first_student_stage_has_no_quality
 
 
 def test_a_killed_run_is_shown_with_its_cause(made) -> None:
-    assert "error: the process ended without closing the run (killed, " in run_remarks(interrupted_student(made))[0]
+    record = interrupted_student(made)
+    cut = Note(level="warning", text=interruption_text(record.attempts[-1].number))
+    error, *others = run_remarks(record.with_notes([cut]))
+    assert error.startswith("error: the process ended without closing the run (killed, ")
+    assert error.endswith("; its energy ends with the last reading")
+    assert others == run_remarks(record)[1:], "the interruption is stated once"
     assert not any(text.startswith("error") for text in run_remarks(made.teacher_run()))

@@ -5,11 +5,14 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from commands import joulelab_here
 from programs import BUSY, measure, only_folder, record, stages
 
 from joulelab.meter.trace import read_header
+from joulelab.units import energy_text
 
 
 @pytest.fixture
@@ -124,8 +127,18 @@ def test_repeats_have_a_mean_an_interval_warm_ups_outside_it_and_a_warning_where
     summary = json.loads(target.read_text())["summary"]
     assert (summary["count"], summary["spread_rel"] > 0.05) == (3, True)
     assert summary["low_j"] < summary["mean_j"] < summary["high_j"]
+    assert summary["gain_error_rel"] == json.loads(target.read_text())["energy"]["gain_error_rel"] >= 0.5
+    flat = json.loads((Path(json.loads(target.read_text())["folder"]) / "experiment_summary.json").read_text())
+    assert (flat["energy_j"], flat["gain_error_rel"]) == (summary["mean_j"], summary["gain_error_rel"])
+    assert flat["half_width_j"] == pytest.approx((summary["high_j"] - summary["low_j"]) / 2)
     assert record(store)["results"]["program.run.mean_j"]["value"] == pytest.approx(summary["mean_j"])
-    assert "mean of 3" in done.stderr and "the standard deviation over repeats is" in done.stderr
+    assert "mean_low" not in str(record(store)["results"]), "one uncertainty per figure"
+    watched, billed = (joulelab_here(verb, "last", "--runs-dir", store).stdout for verb in ("watch", "bill"))
+    amount = energy_text(summary["mean_j"])
+    assert amount in done.stderr and amount in watched, "one energy per run, whoever prints it"
+    assert f"Everything in the run is billed; one run of the program used {amount} ±" in billed
+    assert "mean of 3 repeats, standard deviation" in done.stderr, "±70 % is not the interval of the repeats"
+    assert "the standard deviation over repeats is" in done.stderr
     assert any("the standard deviation over repeats is" in note["text"] for note in record(store)["validity"]["notes"])
 
 
@@ -234,7 +247,7 @@ def test_with_repeats_the_answer_is_their_mean_everywhere(store, joulelab):
     done = measure(store, *words, "--", sys.executable, "-c", BUSY.format(s=0.2))
     (line,) = done.stderr.splitlines()
     energy = line.partition(": ")[2].partition(": ")[2].partition(";")[0]
-    assert "; mean of 3 repeats, Student's t interval, standard deviation " in line
+    assert "; mean of 3 repeats, standard deviation " in line
     show, verbose, runs = (
         " ".join(joulelab(*w, "--runs-dir", store)[1].split())
         for w in (["show", "last"], ["show", "last", "-v"], ["runs"])

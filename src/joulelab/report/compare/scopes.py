@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from joulelab.errors import UsageError
 from joulelab.meter.figures import EnergyFigure, labeled_text
 from joulelab.report.compare.comparison import ComparedRun, Comparison, EnergyRatio, Row, run_name
 from joulelab.report.compare.differences import energy_ratio
@@ -131,6 +132,13 @@ def _mean(row: Row, by_run: Sequence[EnergyFigure], scope: str, students: int) -
         for part in reused_parts(row.runs)
     ]
     return mean_with_reused(by_run, half_widths_j)
+
+
+def shared_energies(comparison: Comparison, students: int) -> dict[str, MethodEnergy]:
+    """Label -> energy of one of N students that share a teacher, as the page shows it where its slider is at N."""
+    if students > 1 and not shares_teacher(comparison):
+        raise UsageError("no method of this comparison has a teacher to share", "leave --students out")
+    return method_energies(comparison, students=students)
 
 
 def ratio_text(ratio: EnergyRatio | None) -> str:

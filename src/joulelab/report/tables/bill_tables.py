@@ -24,7 +24,7 @@ from joulelab.report.wording import NOTHING, grams, listed
 from joulelab.runs.artifacts import BILL, ELSEWHERE, UNMETERED, Ancestor, Bill, find_artifact, read_bill
 from joulelab.runs.groups import GroupRecord, group_records
 from joulelab.runs.paths import GroupPaths
-from joulelab.runs.record import EnergyByComponent, RunRecord
+from joulelab.runs.record import EnergyByComponent, RunRecord, program_energy
 from joulelab.runs.store import find_folder, load_record, with_recorded_energy
 
 COMPONENTS = tuple(EnergyByComponent.model_fields)
@@ -180,6 +180,10 @@ def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
     texts = [opening + "."]
     if spread := uncertainty_note([whole]):
         texts.append(spread)
+    program = program_energy(bill.record) if bill.kind == "run" and bill.record else None
+    if program is not None and program.energy.energy_j is not None:
+        once = "one run of the program" if program.count > 1 else "the program"
+        texts.append(f"Everything in the run is billed; {once} used {amount_text(program.energy)}.")
     if bill.mixed:
         texts.append("The sum adds estimates to measurements.")
     if bill.unmetered:

@@ -29,6 +29,7 @@ from joulelab.report.compare.break_even_report import (
 from joulelab.report.compare.comparison import ComparedRun, Comparison, QualityDifference, Row
 from joulelab.report.compare.method_rows import last_training, training_energy, training_stage
 from joulelab.report.compare.quality import Measure, quality_of
+from joulelab.report.compare.scopes import ratio_text, shared_energies
 from joulelab.report.compare.verdict import Verdict, break_even_grid, teacher_evaluation_note, verdict
 from joulelab.report.energy_sums import mean_figure
 from joulelab.report.tables.grid import Column, Grid, make_grid, to_markdown, to_rich
@@ -278,6 +279,15 @@ def comparison_markdown(comparison: Comparison) -> str:
     parts.append("\n".join(f"- {text}" for text in found.sentences))
     parts += [to_markdown(grid).strip() for grid in comparison_grids(comparison)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def shared_grid(comparison: Comparison, students: int) -> Grid:
+    """Energy of one student and its ratio to the baseline, with the teacher shared by a number of students."""
+    rows = [
+        (label, labeled_text(one.mean, one.mixed), ratio_text(one.ratio))
+        for label, one in shared_energies(comparison, students).items()
+    ]
+    return make_grid(f"Energy per student, teacher shared by {students} students", "Method|Energy>|x>", rows)
 
 
 def comparison_grids(comparison: Comparison) -> tuple[Grid, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from joulelab.infer.energy import ItemEnergy
 from joulelab.meter.figures import COVERED, amount_text, coverage_text, method_text, relative_text, uncertainty_note
-from joulelab.meter.health import CoreUse, most_contended
+from joulelab.meter.health import CoreUse
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.wording import INCONCLUSIVE, NOTHING, is_uninformative
 from joulelab.runs.attempt_data import IdlePower, idle_power
@@ -256,13 +256,11 @@ Named = Sequence[tuple[str, InferenceRow]]
 def contention_notes(rows: Named) -> list[str]:
     """Contention delays calls on the CPU, and kernel launches of calls on a GPU."""
     contended = [(name, row) for name, row in rows if row.contended]
-    worst = most_contended([row.core_use for _, row in contended])
-    if worst is None:
+    if not contended:
         return []
     names = list(dict.fromkeys(name for name, _ in contended))
     which = "all rows" if len(contended) == len(rows) else "; ".join(names)
-    most = "at worst, " if len(contended) > 1 else ""
-    return [f"CPU contention ({which}): {most}{worst.text}. Latencies are upper bounds; rerun on an idle machine."]
+    return [f"CPU contention ({which}): latencies are upper bounds; rerun on an idle machine."]
 
 
 def ended_notes(rows: Named) -> list[str]:

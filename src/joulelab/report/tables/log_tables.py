@@ -11,7 +11,7 @@ from joulelab.meter.importers.power_log import PowerLog, RunLog
 from joulelab.meter.sensors.cpu import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.wording import NOTHING
-from joulelab.units import J_PER_KWH, J_PER_WH, duration_text, energy_text, kwh_text, percent_text, plural
+from joulelab.units import J_PER_KWH, duration_text, energy_text, kwh_text, percent_text, plural
 
 TITLES = "Device!|Energy by!|Samples>|Duration>|Mean W>|Max W>|Energy>|Above idle>|Covered>"
 _SHOWN_GAPS = 3
@@ -172,17 +172,15 @@ def _level_text(level: Level) -> str:
 
 
 def codecarbon_grid(log: CodeCarbonLog) -> Grid:
-    titles = "Run!|Project|Written|Duration>|CPU>|GPU>|RAM>|Total>|kWh>|Wh>|Mean W>|CO2e kg>"
+    titles = "Run!|Project|Duration>|CPU>|GPU>|RAM>|Total>|kWh>|Mean W>|CO2e kg>"
     rows = [
         (
-            run.run_id[:12],
+            run.run_id[:8],
             run.project,
-            run.timestamp,
             "-" if run.duration_s is None else duration_text(run.duration_s),
             *("-" if part is None else energy_text(part) for part in (run.cpu_j, run.gpu_j, run.ram_j)),
             energy_text(run.total_j),
-            "-" if run.total_j is None else f"{run.total_j / J_PER_KWH:.6g}",
-            "-" if run.total_j is None else f"{run.total_j / J_PER_WH:.4g}",
+            "-" if run.total_j is None else f"{run.total_j / J_PER_KWH:.3g}",
             _w(run.mean_power_w),
             "-" if run.emissions_kg is None else f"{run.emissions_kg:.3g}",
         )

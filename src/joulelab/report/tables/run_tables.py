@@ -28,6 +28,7 @@ from joulelab.report.tables.training_table import results_in_training_table, tra
 from joulelab.report.wording import NOTHING, gram_cell, grams, moment, rate, share
 from joulelab.runs.measure.result import answer_text, repeats_text
 from joulelab.runs.record import Attempt, IdleBaseline, RankPace, RunRecord, StageRecord, Totals, program_energy
+from joulelab.runs.validity import interruption_text
 from joulelab.units import duration_text, energy_text, power_text, with_prefix
 
 # Ranks wait for each other at every step, so all steps take equally long. A straggler shows in its own work (input and
@@ -152,9 +153,13 @@ def summary_grids(record: RunRecord) -> list[Grid]:
 def run_remarks(record: RunRecord) -> list[str]:
     """Warnings about the run, and how it failed."""
     error = [f"error: {record.error.message}"] if record.error else []
+    warnings = [note.text for note in record.validity.notes if note.level == "warning"]
     if _unclosed(record):
-        error = [f"error: {_UNCLOSED} (killed, out of memory, or the machine stopped)"]
-    return error + [f"warning: {note.text}" for note in record.validity.notes if note.level == "warning"]
+        causes = "killed, out of memory, or the machine stopped"
+        error = [f"error: {_UNCLOSED} ({causes}); its energy ends with the last reading"]
+        last = max((attempt.number for attempt in record.attempts), default=0)
+        warnings = [text for text in warnings if text != interruption_text(last)]  # the error says the same
+    return error + [f"warning: {text}" for text in warnings]
 
 
 def run_grids(record: RunRecord) -> tuple[Grid, ...]:

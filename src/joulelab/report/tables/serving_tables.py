@@ -14,7 +14,7 @@ from typing import Any
 
 from joulelab.infer.energy import ItemEnergy
 from joulelab.meter.figures import method_text
-from joulelab.meter.health import CoreUse, most_contended
+from joulelab.meter.health import CoreUse
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.tables.inference_rows import energy_cell, energy_notes_of, with_net
 from joulelab.report.wording import NOTHING
@@ -212,10 +212,8 @@ def _tokens(rows: Sequence[ServingRow], key: str) -> str:
 
 
 def _contention(rows: Sequence[ServingRow]) -> list[str]:
-    worst = most_contended([row.core_use for row in rows if row.core_use is not None and row.core_use.contended])
-    if worst is None:
-        return []
-    return [f"CPU contention: {worst.text}. Latencies are upper bounds; rerun on an idle machine."]
+    contended = any(row.core_use is not None and row.core_use.contended for row in rows)
+    return ["CPU contention: latencies are upper bounds; rerun on an idle machine."] if contended else []
 
 
 def serving_data(record: RunRecord) -> list[dict[str, Any]]:
@@ -248,6 +246,7 @@ def mlenergy_row(row: ServingRow) -> dict[str, Any]:
         "mean_itl_ms": _or_empty(row.latency_ms("time_per_output_token_s", "mean")),
         "is_stable": values["steady"],
         "energy_per_token_half_width_joules": output.gross_half_width_j if output else "",
+        "energy_per_token_gain_error_rel": _or_empty(output.gain_error_rel) if output else "",
         "energy_per_token_above_idle_joules": output.net_j if output and output.net_j is not None else "",
         "energy_per_input_token_joules": _number(per_input),
         "energy_per_total_token_joules": _number(per_token),

@@ -178,8 +178,6 @@ def conclude(record: RunRecord, paths: RunPaths) -> RunRecord:
     if summary is not None:
         results |= {
             "program.run.mean_j": Result(value=summary.mean_j),
-            "program.run.mean_low_j": Result(value=summary.low_j),
-            "program.run.mean_high_j": Result(value=summary.high_j),
             "program.run.spread_percent": Result(value=100 * summary.spread_rel),
         }
     notes = tuple(Note(level="warning", text=text) for text in texts)
@@ -241,8 +239,8 @@ def answer_text(record: RunRecord) -> str:
 
 
 def repeats_text(program: ProgramEnergy) -> str:
-    """What the figure is a mean of."""
-    interval = "" if program.energy.is_lower_bound else "Student's t interval, "
+    """What the figure is a mean of. The ± of an estimate is that of its scale, not of the repeats."""
+    interval = "Student's t interval, " if program.energy.measured and not program.energy.is_lower_bound else ""
     return f"mean of {program.count} repeats, {interval}standard deviation {100 * program.spread_rel:.1f} %"
 
 

@@ -20,10 +20,28 @@ let shown = [];
 let focused = 0;
 let sort = { place: -1, direction: "descending" };
 
-const GROUP_TITLES = ["Group", "Runs", "Done", "Status", "About", "Started"];
-const groupHead = '<tr><th scope="col" class="choose"></th>' + GROUP_TITLES.map((title, place) =>
-  '<th scope="col" class="' + (place === 1 || place === 2 ? "right" : "left") + '" data-number="' +
-  (place === 1 || place === 2) + '" aria-sort="none"><button type="button">' + title + "</button></th>").join("") + "</tr>";
+const GROUP_TITLES = ["Group", "Own energy>", "Runs>", "Done>", "Status", "Time>", "Grade", "About", "Started"];
+const groupHead = '<tr><th scope="col" class="choose"></th>' + GROUP_TITLES.map((title) =>
+  '<th scope="col" class="' + (title.endsWith(">") ? "right" : "left") + '" data-number="' + title.endsWith(">") +
+  '" aria-sort="none"><button type="button">' + title.replace(">", "") + "</button></th>").join("") + "</tr>";
+const NO_FACTS = { energy: "-", energy_j: null, time: "-", time_s: null, grade: "-" };
+const FACTS_EVERY_MS = 10000;
+let facts = {};
+let factsRead = -FACTS_EVERY_MS;
+let factsDue = false;
+
+// Sums over the runs of a group come from the server, and only while groups are shown.
+function readFacts() {
+  if (!isGroups() || factsDue) return;
+  factsDue = true;
+  setTimeout(async () => {
+    factsDue = false;
+    factsRead = performance.now();
+    const answer = await fetch("/api/groups");
+    if (answer.ok) facts = await answer.json();
+    select();
+  }, Math.max(0, factsRead + FACTS_EVERY_MS - performance.now()));
+}
 
 function groupRows() {
   const members = new Map();
@@ -33,7 +51,8 @@ function groupRows() {
     members.get(row.group).push(row);
   });
   return groups.map((group) => {
-    const own = members.get(group.id) || [];
+    const known = facts[group.id] || NO_FACTS;
+    const own = known.runs ? known.runs.map((id) => runs.get(id)).filter(Boolean) : members.get(group.id) || [];
     const done = own.filter((row) => row.status === "done").length;
     const others = ["running", "failed", "truncated", "queued"].filter((name) => own.some((row) => row.status === name));
     const state = others.length ? others.join(", ") : done ? "done" : "no run yet";
@@ -43,8 +62,8 @@ function groupRows() {
       group: null,
       status: others[0] || "done",
       tags: [...new Set(own.flatMap((row) => row.tags))],
-      cells: [group.id, String(own.length), String(done), state, group.about || "-", started],
-      values: [group.id, own.length, done, state, group.about, group.created],
+      cells: [group.id, known.energy, String(own.length), String(done), state, known.time, known.grade, group.about || "-", started],
+      values: [group.id, known.energy_j, own.length, done, state, known.time_s, known.grade, group.about, group.created],
     };
   });
 }
@@ -120,9 +139,10 @@ function line(row, place) {
   row.cells.slice(1).forEach((text, rest) => {
     const right = titles[rest + 1].dataset.number === "true";
     const badge = titles[rest + 1].textContent === "Status";
-    // energy is folded after a comma only: amount and method
-    const shownText = rest === 0 && !isGroups() ? text.replace(/([^,]) /g, "$1\u00a0") : text;
+    // energy has two lines at most, amount and method, as the height of rows is fixed; of a bound, the title has the rest
+    const shownText = rest === 0 ? text.replace(/ \([^)]*\)/, "").replace(/(?<!,) /g, "\u00a0") : text;
     const made_cell = cell("td", badge ? "" : shownText, (right ? "right" : "left") + (text === "-" ? " none" : ""));
+    if (shownText !== text) made_cell.title = text;
     if (badge) made_cell.append(cell("span", text, "status " + row.status));
     made.append(made_cell);
   });
@@ -185,6 +205,7 @@ function take(changes) {
   if (changes.groups) groups = changes.groups;
   tags();
   select();
+  readFacts();
 }
 
 // The filter is kept in the address, so that Back and a copied link show the same rows.
@@ -206,7 +227,7 @@ function changeKind() {
 }
 
 [find, status, tag].forEach((control) => control.addEventListener("input", () => { remember(); scroll.scrollTop = 0; select(); }));
-kind.addEventListener("input", () => { remember(); changeKind(); select(); });
+kind.addEventListener("input", () => { remember(); changeKind(); select(); readFacts(); });
 scroll.addEventListener("scroll", drawSoon);
 window.addEventListener("resize", drawSoon);
 table.tHead.addEventListener("click", (event) => {
