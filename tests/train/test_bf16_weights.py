@@ -73,6 +73,59 @@ def test_weights_and_gradients_are_bf16_and_the_moments_fp32():
     assert {value.dtype for value in moments} == {torch.float32}
 
 
+BF16_MOMENTS = {**BF16, "moments": "bf16", "optimizer": "adamw"}
+
+
+def test_moments_in_bf16_follow_small_gradients():
+    """The square of the gradient falls from 1 to 0: the second moment loses 1/1000 a step, a quarter of the distance to
+    the next bf16 number. Rounded to the nearest one it would stay at its first value."""
+    weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+    optimizer = make_optimizer([weight], TrainingConfig(learning_rate=1e-6, **BF16_MOMENTS))
+    for step in range(300):
+        weight.grad = torch.ones_like(weight) if step == 0 else torch.zeros_like(weight)
+        optimizer.step()
+    moments = optimizer.state[weight]
+    assert {moments[name].dtype for name in ("exp_avg", "exp_avg_sq")} == {torch.bfloat16}
+    assert float(moments["exp_avg_sq"].float().mean()) == pytest.approx(1e-3 * 0.999**299, rel=0.01)
+
+
+def test_the_loss_with_bf16_moments_follows_that_of_fp32():
+    def last_loss(**settings):
+        losses = []
+        around = TrainerCallbacks(on_log=lambda report: losses.append(report.loss))
+        language_trainer(8, around, max_steps=20, log_every_steps=20, learning_rate=0.01, **settings).train()
+        return losses[-1]
+
+    assert last_loss(**BF16_MOMENTS) == pytest.approx(last_loss(precision="bf16", optimizer="adamw"), rel=0.01)
+
+
+@pytest.mark.parametrize("other", [{"rounding": "kahan"}, {"optimizer": "sgd"}, {"weights": "fp32"}])
+def test_bf16_moments_are_refused_without_random_rounding_of_adamw(other):
+    with pytest.raises(ValidationError, match="moments=bf16 needs"):
+        TrainingConfig(**{**BF16_MOMENTS, **other})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
+def test_the_kernel_computes_the_update_of_the_copies(moments, monkeypatch):
+    """The average over many weights with the same value and gradient, which are rounded independently."""
+    found = []
+    for by_kernel in (True, False):
+        weight = nn.Parameter(torch.full((1 << 20,), 1.2345, dtype=torch.bfloat16, device="cuda"))
+        optimizer = make_optimizer([weight], TrainingConfig(learning_rate=1e-3, **{**BF16_MOMENTS, "moments": moments}))
+        assert optimizer._takes_kernel(weight)
+        if not by_kernel:
+            monkeypatch.setattr(optimizer, "_takes_kernel", lambda weight: False)
+        for size in (0.5, -0.25, 1.0):
+            weight.grad = torch.full_like(weight, size)
+            optimizer.step()
+        state = optimizer.state[weight]
+        found.append(
+            [float(value.detach().double().mean()) for value in (weight, state["exp_avg"], state["exp_avg_sq"])]
+        )
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
 def test_kahan_keeps_16_bits_of_a_weight():
     """Two bf16 numbers with 8 bits each: the sum of weight and remainder is a float32 number up to 2^-17 of it."""
     weight = nn.Parameter(torch.randn(1000).bfloat16())
@@ -87,10 +140,14 @@ def test_kahan_keeps_16_bits_of_a_weight():
     assert (weight.detach().float() - expected).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_resumed_training_has_the_same_bits(tmp_path, optimizer, rounding):
+@pytest.mark.parametrize(
+    ("optimizer", "rounding", "moments"),
+    [*((name, rounding, "fp32") for name in OPTIMIZERS for rounding in ("stochastic", "kahan")),
+     ("adamw", "stochastic", "bf16")],
+)  # fmt: skip
+def test_a_resumed_training_has_the_same_bits(tmp_path, optimizer, rounding, moments):
     settings = {
+        "moments": moments,
         "optimizer": optimizer,
         "learning_rate": 0.01,
         "rounding": rounding,

@@ -171,6 +171,24 @@ def test_vllm_is_chosen_only_where_it_was_measured_to_save_more_than_its_start(a
     assert vllm_uses_less_energy(shape) is wins
 
 
+@pytest.mark.parametrize(
+    ("parameters", "prompt_tokens", "new_tokens", "wins"),
+    [
+        (1_700_000_000, 24, 100_000, False),  # 19 mJ less per token: 1.9 kJ, less than its start
+        (1_700_000_000, 24, 1_000_000, True),
+        (1_700_000_000, 1024, 100_000, False),
+        (1_700_000_000, 1024, 200_000, True),  # 52 mJ less per token: 10.4 kJ
+        (135_000_000, 1024, 10_000_000, False),
+        (8_000_000_000, 24, 80_000, True),  # 19 mJ, 4.7 times as much: 7.2 kJ
+    ],
+)
+def test_one_row_of_a_large_model_pays_for_the_start_of_vllm_only_if_it_is_long(
+    parameters, prompt_tokens, new_tokens, wins
+):
+    shape = GenerationShape(parameters, answers=1, rows=1, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+    assert vllm_uses_less_energy(shape) is wins
+
+
 def test_the_command_passes_what_decides_the_answers(python):
     installation = EngineInstallation.find("vllm", python, ("--max-num-seqs", "512"))
     command = installation.command("folder", "tokens", 8123, "bfloat16", 320, "abc")

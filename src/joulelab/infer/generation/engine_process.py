@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import json
+import math
 import os
 import signal
 import socket
@@ -305,7 +306,6 @@ def engine_identity(weights: str, installation: EngineInstallation) -> str:
 # Energy of vLLM from its start to its first answer, on an H200.
 _VLLM_START_J = 6500.0
 _VLLM_ROWS = 1024
-_MEASURED_PARAMETERS = 135e6
 
 
 @dataclass(frozen=True)
@@ -320,16 +320,26 @@ class GenerationShape:
     new_tokens: int
 
 
-# mJ per token of SmolLM2-135M on an H200 at 24 prompt and 96 new tokens, by rows (docs/results.md): builtin, vLLM 0.26.
-_TOKEN_MJ = {1: (158.0, 311.0), 8: (23.3, 48.2), 128: (3.0, 6.1), 1024: (2.0, 5.3)}
+# mJ per token on an H200 (docs/results.md), by parameters and prompt tokens, then by rows: builtin, vLLM 0.26.
+_TOKEN_MJ = {
+    (135e6, 24): {1: (158, 299), 8: (23.3, 40.5), 128: (2.94, 6.08), 1024: (2.08, 5.93)},
+    (135e6, 1024): {1: (195, 397), 8: (40.6, 52.7), 128: (14.5, 16.6), 1024: (13.4, 18.2)},
+    (1.7e9, 24): {1: (653, 634), 8: (78.4, 91.8), 128: (14.3, 18.6), 1024: (9.75, 14.3)},
+    (1.7e9, 1024): {1: (743, 691), 8: (159, 163), 128: (93.7, 89.2)},
+}
 
 
 def vllm_uses_less_energy(shape: GenerationShape) -> bool:
-    """By what was measured: at equal rows vLLM used more energy than the builtin engine, even without its start. It
-    fills up to 1,024 rows by itself, though, where the builtin engine has those of a batch."""
-    ours_mj = next(own for rows, (own, _) in sorted(_TOKEN_MJ.items(), reverse=True) if rows <= max(1, shape.rows))
+    """By the nearest shape that was measured, vLLM's start included. vLLM fills up to 1,024 rows by itself, where the
+    builtin engine has those of a batch."""
+    nearest = min(
+        _TOKEN_MJ,
+        key=lambda one: (abs(math.log(one[0] / shape.parameters)), abs(math.log(one[1] / max(1, shape.prompt_tokens)))),
+    )
+    by_rows = sorted(_TOKEN_MJ[nearest].items(), reverse=True)
+    ours_mj = next(own for rows, (own, _) in by_rows if rows <= max(1, shape.rows))
     filled = min(shape.answers, _VLLM_ROWS)
-    theirs_mj = next(other for rows, (_, other) in sorted(_TOKEN_MJ.items(), reverse=True) if rows <= max(1, filled))
-    # Both read the weights once per step, so energy grows with the parameters alike.
-    tokens, scale = shape.answers * shape.new_tokens, max(1.0, shape.parameters / _MEASURED_PARAMETERS)
+    theirs_mj = next(other for rows, (_, other) in by_rows if rows <= max(1, filled))
+    # Beyond the measured sizes both engines mostly read weights, so that energy grows with the parameters alike.
+    tokens, scale = shape.answers * shape.new_tokens, max(1.0, shape.parameters / nearest[0])
     return scale * tokens * (ours_mj - theirs_mj) / 1e3 > _VLLM_START_J
