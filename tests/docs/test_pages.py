@@ -18,7 +18,10 @@ from joulelab.runs.spec import experiment_names
 from joulelab.zoo.registry import all_models
 
 DOCUMENTS = pytest.mark.parametrize("path", all_documents(), ids=lambda path: path.name)
-POINTS = {"M": 8, "D": 8, "F": 7, "L": 12, "T": 7, "P": 8, "R": 9, "C": 8, "I": 6}
+POINTS = {
+    "M": 8, "D": 8, "F": 7, "L": 12, "T": 7, "P": 6, "R": 8, "C": 8, "N": 13, "A": 5, "U": 9, "E": 10, "G": 5, "O": 5,
+    "H": 8, "V": 4,
+}  # fmt: skip
 
 
 @DOCUMENTS
@@ -80,8 +83,9 @@ def test_every_requirement_has_a_state_and_what_is_done_has_a_command() -> None:
 
 
 def test_tests_shown_for_a_requirement_exist() -> None:
-    shown = re.findall(r"`pytest (\S+)`", document("docs/requirements.md"))
-    assert shown
+    commands = re.findall(r"`pytest ([^`]+)`", document("docs/requirements.md"))
+    shown = [word for command in commands for word in command.split() if word.startswith("tests")]
+    assert len(shown) > len(commands) / 2
     assert not [path for path in shown if not (ROOT / path).exists()]
 
 
