@@ -3,14 +3,17 @@
 import threading
 
 import pytest
+import torch
 from tiny_lm import make_model, make_tokenizer
 
 from joulelab.errors import JoulelabError
 from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.infer.generation.static_decoder import decode_attention
 from joulelab.infer.serving import batch_engine, http_server
 from joulelab.infer.serving.batch_engine import BatchEngine, ServedRequest, SlotBatch
 from joulelab.infer.serving.http_server import TextStream
 from joulelab.infer.serving.openai_protocol import AnswerFormat, parse_request, server_sent_event
+from joulelab.train.optim import repeated_blocks
 
 PROMPTS = [[8, 9, 10], [15], [20, 21], [30, 31, 32, 33], [12, 13], [40]]
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_p": 0.9, "seed": 5}
@@ -98,3 +101,44 @@ def test_a_model_that_does_not_respond_ends_with_a_reason(monkeypatch):
     request = ServedRequest([1], GenerationSettings())
     with pytest.raises(JoulelabError, match=r"no token for 0.05 s"):
         next(http_server._progress(request))
+
+
+def next_tokens(batch, prompts, steps):
+    batch.read(prompts, range(len(prompts)))
+    found = []
+    for _ in range(steps):
+        batch.step(len(prompts))
+        found.append(batch.read_tokens(len(prompts))())
+    return found
+
+
+@torch.no_grad()
+def test_a_compiled_step_generates_the_same_tokens(monkeypatch):
+    """On a CPU the compiler and the capture are replaced; how layers get their slots is the same."""
+    prompts = [[5, 6, 7], [8, 9]]
+    model = make_model()
+    with decode_attention(model):
+        expected = next_tokens(SlotBatch(model, 2, 16, 50), prompts, 4)
+        monkeypatch.setattr(
+            batch_engine, "compile_layer", lambda model, variant: type(repeated_blocks(model)[0]).forward
+        )
+        monkeypatch.setattr(batch_engine, "capture_cuda_graph", lambda run: run)
+        batch = SlotBatch(model, 2, 16, 50, compile_step=True)
+        batch.read(prompts, range(2))  # allocates the slots
+        captured = batch._captured(2)
+        found = []
+        for _ in range(4):
+            captured()
+            found.append(batch.read_tokens(2)())
+    assert found == expected and batch.note == ""
+
+
+def test_a_model_that_cannot_be_compiled_is_served_with_a_note(monkeypatch):
+    def fail(model, variant):
+        raise RuntimeError("no C compiler\nmore")
+
+    monkeypatch.setattr(batch_engine, "compile_layer", fail)
+    monkeypatch.setattr(batch_engine, "capture_cuda_graph", lambda run: run)
+    batch = SlotBatch(make_model(), 2, 16, 50, compile_step=True)
+    assert callable(batch._captured(2))
+    assert batch.note.startswith("the model is not compiled") and batch.note.endswith(": no C compiler")
