@@ -155,7 +155,7 @@ def test_auto_chooses_vllm_where_it_is_configured_and_uses_less_energy(
 
 
 def test_auto_does_not_choose_vllm_for_sampled_answers(lab, python):
-    """With a seed in every request it used 57 times the energy of the builtin engine (docs/results.md)."""
+    """As a child process it used 57 times the energy of the builtin engine (docs/results.md)."""
     spec, notes = check(lab.settings("synthetic", generation={"engine_python": python})), []
     assert spec.generation.answer.do_sample
     context = SimpleNamespace(

@@ -136,8 +136,8 @@ class Generation(Section):
     engine: str = "auto"
     """`builtin`: the model in this process. `vllm`, `sglang`: started as a child process in the environment of
     engine_python, and billed. `server`: the one at teacher.server. `auto`: that server if it is set, vLLM if
-    engine_python is set and vLLM is known to use less energy for this work, otherwise builtin, with a note on the
-    choice. Or the engine of an installed package."""
+    engine_python is set, answers are greedy and vLLM is known to use less energy for this work, otherwise builtin,
+    with a note on the choice. Or the engine of an installed package."""
     engine_python: str | None = None
     """Python of the environment in which vLLM or SGLang is installed, for example /opt/vllm/bin/python."""
     engine_args: tuple[str, ...] = ()
