@@ -83,7 +83,7 @@ class SlotBatch:
         self._graphs: dict[int, Callable[[], Tensor]] = {}
         self._compile_step = compile_step
         self.note = ""
-        """For the user, after the warm-up; empty if there is nothing to say."""
+        """For the user, after the warm-up; empty if all went well."""
 
     def read(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> None:
         """Fill slots with prompts without their last tokens, which the next step reads."""
