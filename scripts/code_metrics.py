@@ -102,7 +102,7 @@ def measure_file(path: Path) -> FileMetrics:
 
 def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether it is a Triton kernel, which gets pointers, strides and sizes one by one."""
-    return any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
+    return any(ast.unparse(decorator).split("(")[0] == "triton.jit" for decorator in node.decorator_list)
 
 
 def _comment_lines(text: str) -> set[int]:

@@ -216,7 +216,7 @@ def test_a_setting_is_found_in_whichever_pipeline_has_it():
     with pytest.raises(UsageError, match="kd-tiny is an experiment") as refusal:
         explained("kd-tiny")
     assert "joulelab run kd-tiny --dry-run" in str(refusal.value.hint)
-    assert "infer" in unknown.value.hint
+    assert "joulelab explain --pipeline" in unknown.value.hint
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 99999999999999999999])

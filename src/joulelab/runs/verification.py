@@ -29,7 +29,7 @@ from joulelab.runs.artifacts import Ancestor, Bill, crc32, listed_contents, read
 from joulelab.runs.assemble import assemble
 from joulelab.runs.attempt_data import read_events
 from joulelab.runs.environment import digests
-from joulelab.runs.measure.result import conclude
+from joulelab.runs.measure.result import conclude, with_former_results
 from joulelab.runs.paths import RunPaths, read_json
 from joulelab.runs.record import METHOD_VERSION, Result, RunRecord, StageRecord, flat_summary
 from joulelab.runs.spec import read_mapping
@@ -189,7 +189,8 @@ class _Run:
         try:
             today = assemble(paths, record.status, record.error, stated_energy)
             today = conclude(today, paths) if record.spec.get("pipeline") == "measure" else today
-            return (first_release.recompute(paths, record, stated_energy) if self.older else today), today
+            expected = first_release.recompute(paths, record, stated_energy) if self.older else today
+            return with_former_results(expected, record), with_former_results(today, record)
         except _UNREADABLE as error:
             return _error_text(error)
 

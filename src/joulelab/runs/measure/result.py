@@ -184,6 +184,16 @@ def conclude(record: RunRecord, paths: RunPaths) -> RunRecord:
     return record.with_notes(notes).model_copy(update={"results": results})
 
 
+def with_former_results(record: RunRecord, stated: RunRecord) -> RunRecord:
+    """With the interval of the mean among the results if `stated` has it, as versions before 2026-11-17 wrote it."""
+    summary = summarize_repeats(record.repetitions)
+    if summary is None:
+        return record
+    former = {"program.run.mean_low_j": summary.low_j, "program.run.mean_high_j": summary.high_j}
+    own = {name: Result(value=value) for name, value in former.items() if name in stated.results}
+    return record.model_copy(update={"results": {**record.results, **own}})
+
+
 def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
     stages = record.repetitions
     program = program_energy(record)
