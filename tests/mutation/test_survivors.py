@@ -1,5 +1,6 @@
 """Numbers by hand for formulas in which a changed operator once passed all tests of its module."""
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -386,3 +387,8 @@ def test_the_mutator_changes_one_place_at_a_time():
     assert ("a > 0 and a != 2", "a > 0 or a != 2") in found and ("1", "2") in found and ("0", "1") in found
     trees = [mutate.ast.unparse(tree()) for *_, tree in mutate.mutants(source)]
     assert len(set(trees)) == len(trees) and mutate.ast.unparse(mutate.ast.parse(source)) not in trees
+
+
+def test_every_mutant_without_effect_is_one_of_the_present_source():
+    present = {key for module in mutate.CORE for key in mutate.keys_of(module)}
+    assert set(json.loads(mutate.EQUIVALENT.read_text())) - present == set()
