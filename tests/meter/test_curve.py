@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from joulelab.clock import NS
-from joulelab.meter.alignment import Lag
+from joulelab.meter.alignment import Alignment, Lag
 from joulelab.meter.curve import (
+    AMBIGUOUS,
+    FEW_ANCHORS,
     LAG_SCENARIOS,
     SCALE,
     SCALE_SD,
@@ -28,6 +30,7 @@ from joulelab.meter.curve import (
     _correlated_j2,
     _interval_of,
     _nearby,
+    _pinned_s,
     _power_around,
     _SampleNoise,
     _smooth,
@@ -70,6 +73,12 @@ def test_unknown_time_has_the_error_of_the_highest_power():
     assert [(one.joules, one.shared) for one in errors if one.name == "missing time"] == [((7.0,), True)]
     assert errors_of(curve, (0, 1)) == {}
     assert errors_of(curve_of([10, 0, 10], known=np.array([True, False, True])), (0, 3)) == {}
+
+
+def test_unknown_time_of_1_ns_is_rounding():
+    curve = curve_of([0], known=np.array([False]), limit_w=7.0)
+    for end_ns, missing_j in ((1, []), (2, [(pytest.approx(14e-9),)])):
+        assert [one.joules for one in curve.energy([(0, end_ns)])[1] if one.name == "missing time"] == missing_j
 
 
 def test_the_scale_has_an_error_only_outside_the_anchors():
@@ -119,14 +128,17 @@ def test_a_part_of_a_sample_has_its_square_of_the_variance():
     curve = curve_of([10, 10, 10], walk_j2=np.array([1.0, 4.0, 2.0]), sampled=np.array([True, True, True]))
     assert errors_of(curve, (0, 1.5))["scale"] == pytest.approx((Z95 * math.sqrt(1 + 4 / 4),))
     assert errors_of(curve, (0.25, 2))["scale"] == pytest.approx((Z95 * math.sqrt(0.75**2 + 4),))
+    assert errors_of(curve, (0, 2.5))["scale"] == pytest.approx((Z95 * math.sqrt(1 + 4 + 2 / 4),))
+    in_turn = pytest.approx((Z95 * math.sqrt(0.5**2 + 4 * 0.25**2),))
+    assert errors_of(curve, (0, 0.5), (1, 1.25))["scale"] == errors_of(curve, (1, 1.25), (0, 0.5))["scale"] == in_turn
 
 
-def anchored(correlation=0.0, broken=(False, False), common=(0.0, 0.0, 0.0), read=(0.0, 0.0, 0.0)):
+def anchored(correlation=0.0, broken=(False, False), common=(0.0, 0.0, 0.0), read=(0.0, 0.0, 0.0), walk_j2=2.0):
     anchors = Anchors(
         np.array([0.0, 2.0, 4.0]), np.array([1.0, 2.0, 3.0]), np.array(read), correlation, np.array(common),
         np.array(broken),
     )  # fmt: skip
-    return curve_of([10, 10, 10, 10], walk_j2=np.full(4, 2.0), anchors=anchors, pinned_s=(0.0, 4.0))
+    return curve_of([10, 10, 10, 10], walk_j2=np.full(4, walk_j2), anchors=anchors, pinned_s=(0.0, 4.0))
 
 
 def test_anchors_pin_the_walk_and_add_their_own_error():
@@ -135,6 +147,7 @@ def test_anchors_pin_the_walk_and_add_their_own_error():
     half = errors_of(anchored(), (0, 1))
     assert half["scale"] == pytest.approx((Z95,))
     assert half["counter latch"] == pytest.approx((Z95 * math.hypot(0.5, 1.0),))
+    assert errors_of(anchored(walk_j2=0.0), (0, 1)) == {"counter latch": half["counter latch"]}
     quarter = errors_of(anchored(), (2, 2.5))
     assert quarter["scale"] == pytest.approx((Z95 * math.sqrt(4 * 0.25 * 0.75),))
     assert quarter["counter latch"] == pytest.approx((Z95 * math.hypot(0.5, 0.75),))
@@ -175,7 +188,12 @@ def test_correlated_sums_are_the_same_by_convolution():
     assert _correlated_j2(np.array([1.0, 2.0]), 0.0) == 5.0
     many = np.cos(np.arange(70.0))
     distance = np.abs(np.arange(70)[:, None] - np.arange(70))
-    assert _correlated_j2(many, 0.5) == pytest.approx(many @ 0.5**distance @ many, rel=0.01)
+    for unit in (1.0, 0.01):
+        assert _correlated_j2(many * unit, 0.5) == pytest.approx(many @ 0.5**distance @ many * unit**2, rel=0.01)
+    assert _correlated_j2(np.ones(70), 0.0) == 70.0
+    few = np.cos(np.arange(FEW_ANCHORS))
+    exact = few @ 0.5 ** distance[:FEW_ANCHORS, :FEW_ANCHORS] @ few
+    assert _correlated_j2(few, 0.5) == pytest.approx(exact, rel=1e-9)
     assert _convolve(np.array([1.0, 0.0, 0.0]), 0.5) == pytest.approx([1.0, 0.5, 0.25])
     assert _convolve(np.ones(60), 0.5)[30] == pytest.approx(1 + 2 * sum(0.5**k for k in range(1, 11)))
 
@@ -198,7 +216,8 @@ def test_a_counter_is_read_half_a_refresh_late():
 def test_polled_power_is_integrated_by_trapezoids_and_holes_stay_open():
     power = np.array([100.0, 300.0, 100.0, 100.0, 100.0])
     curve = polled_curve(ns(1, 2, 3, 6, 9.5), power, None)
-    assert curve.cell_j == pytest.approx([200, 200, 300, 350]) and curve.known.all()
+    assert curve.cell_j == pytest.approx([200, 200, 300, 350]) and curve.known.all() and curve.origin_ns == NS
+    assert polled_curve(ns(1, 2, 3, 6, 7), power, None).known.all()  # a hole is more than three usual steps of 1 s
     assert curve.walk_j2 == pytest.approx((np.std(power) * np.array([1, 1, 3, 3.5])) ** 2)
     holed = polled_curve(ns(1, 2, 3, 6.1, 7), power, 400.0)
     assert list(holed.known) == [True, True, False, True] and holed.cell_j[2] == 0 and holed.walk_j2[2] == 0
@@ -212,13 +231,13 @@ def test_stated_energy_leaves_the_time_between_open():
 
 
 def test_a_sample_between_two_levels_is_cut_where_its_mean_puts_the_step():
-    """175 W between 100 and 400 W: three quarters of it before the step. Levels within 30 % are no step."""
+    """175 W between 100 and 400 W: three quarters of it before the step. Levels within 10 % are no step."""
     edges, sampled = np.arange(4) * 0.02, np.ones(3, dtype=bool)
     cells = _with_steps(0, edges, np.array([100.0, 175.0, 400.0]), sampled, np.array([1.0, 2.0, 3.0]))
     assert cells.edges_s == pytest.approx([0, 0.02, 0.035, 0.04, 0.06])
     assert cells.cell_j == pytest.approx([2.0, 1.5, 2.0, 8.0])
     assert list(cells.shape_j) == [1, 2, 2, 3] and cells.sampled.all()
-    for watts in ([100.0, 100.0, 400.0], [100.0, 400.0, 400.0], [100.0, 450.0, 400.0], [100.0, 102.0, 103.0]):
+    for watts in ([100.0, 100.0, 400.0], [100.0, 400.0, 400.0], [100.0, 450.0, 400.0], [90.0, 95.0, 100.0]):
         assert len(_with_steps(0, edges, np.array(watts), sampled, np.zeros(3)).cell_j) == 3
     holed = np.array([True, True, False])
     assert len(_with_steps(0, edges, np.array([100.0, 175.0, 400.0]), holed, np.zeros(3)).cell_j) == 3
@@ -228,6 +247,7 @@ def test_a_hole_between_samples_is_a_cell_without_energy():
     cells = sample_cells(ns(1.0, 1.02, 2.0, 2.02), np.array([100.0, 100.0, 100.0, 100.0]))
     assert cells.edges_s == pytest.approx([-0.02, 0, 0.02, 0.98, 1.0, 1.02])
     assert cells.cell_j == pytest.approx([2, 2, 0, 2, 2]) and list(cells.sampled) == [True, True, False, True, True]
+    assert sample_cells(ns(1.0, 1.05), np.array([100.0, 100.0])).sampled.all()
     curve = sample_curve(cells, Lag(0.01, 0.004), None)
     assert curve.edges_s[0] == pytest.approx(-0.03) and curve.scale_sd_rel == SCALE_SD and curve.lag_error_s == 0.004
 
@@ -248,6 +268,57 @@ def test_sums_over_neighbors_intervals_and_smoothing():
     assert list(_smooth(rest, np.array([True, False, True]), 0.0)) == list(rest)
     smooth = _smooth(rest, np.array([True, False, True]), 0.5)
     assert smooth == pytest.approx([0.5 / 1.5, 1 / 1.5, 8.5 / 1.5, 9.5 / 1.5])
+
+
+def test_the_scale_is_pinned_where_the_smoother_has_readings_on_both_sides():
+    """A correlation of 0.75 reaches three readings: of eight the interval in the middle is left, of seven none."""
+    at_s = np.arange(10.0, 18.0)
+    assert _pinned_s(at_s, 0.75) == (13, 14) and _pinned_s(at_s, 0.0) == (10, 17)
+    assert _pinned_s(at_s[:7], 0.75) == (10, 10)
+
+
+def joined_at(monkeypatch, readings, timing_s, samples=100, watts=100.0):
+    """A joined curve of (time, joules), in seconds after the stamp of the first sample, which is at 10 s."""
+    at_s, joules = np.array(readings).T
+    monkeypatch.setattr("joulelab.meter.curve.align", lambda *_: Alignment(at_s, np.array(timing_s), 0.0))
+    known, call_s = np.ones(len(at_s) - 1, dtype=bool), np.zeros(len(at_s))
+    cells = sample_cells(10 * NS + NS // 50 * np.arange(samples), np.full(samples, watts))
+    return joined_curve(cells, Readings(10 * NS + ns(*at_s), joules, known, call_s, 0.1), Lag(0.0, 0.005), 700.0)
+
+
+def test_a_reading_of_unclear_age_is_left_out_if_three_others_are_clear(monkeypatch):
+    readings, clear_s = [(0.5, 50.0), (1.0, 100.0), (1.5, 150.0), (1.7, 170.0)], AMBIGUOUS * 0.1
+    curve = joined_at(monkeypatch, readings, [0.0, clear_s, 0.0, 0.05])
+    assert list(curve.anchors.at_s) == pytest.approx([0.5, 1.0, 1.5])
+    assert len(joined_at(monkeypatch, readings, [0.0, 0.05, 0.0, 0.05]).anchors.at_s) == 4
+
+
+def test_before_the_samples_the_counter_is_alone_with_the_error_of_its_readings(monkeypatch):
+    """50 J in the first second, read to 4 ms: 0.2 J."""
+    curve = joined_at(monkeypatch, [(-2.0, 0.0), (-1.0, 50.0), (0.5, 200.0), (1.0, 250.0)], [0.004] * 4)
+    assert list(curve.edges_s[:3]) == pytest.approx([-2.0, -1.0, -0.02])
+    assert curve.joules([(8 * NS, 9 * NS)]) == pytest.approx(50.0) and curve.anchors.sd_j[0] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("outside", "edges_s", "place"), [(-1.0, [-1.0, -0.02], 0), (3.0, [1.98, 3.0], 100)])
+def test_one_reading_before_or_after_the_samples_extends_the_curve(monkeypatch, outside, edges_s, place):
+    at_s = sorted([0.5, 1.0, outside])
+    curve = joined_at(monkeypatch, [(one, 100.0 * one) for one in at_s], [0.004] * 3)
+    assert curve.edges_s[place : place + 2] == pytest.approx(edges_s) and curve.known.all()
+    assert list(np.flatnonzero(~curve.sampled)) == [place]
+    whole_j = curve.joules([tuple(10 * NS + ns(at_s[0], at_s[-1]))])
+    assert whole_j == pytest.approx(100 * (at_s[-1] - at_s[0]), rel=1e-3)  # readings in the samples are smoothed
+
+
+def test_readings_in_the_first_and_last_sample_cut_no_cell(monkeypatch):
+    curve = joined_at(monkeypatch, [(-0.01, 0.0), (1.0, 101.0), (1.97, 198.0)], [0.001] * 3)
+    assert curve.edges_s == pytest.approx(np.arange(-1, 100) * 0.02) and curve.sampled.all()
+
+
+def test_joules_of_the_counter_are_kept_where_samples_read_0_w(monkeypatch):
+    curve = joined_at(monkeypatch, [(0.5, 0.0), (1.0, 10.0), (1.5, 40.0)], [0.001] * 3, watts=0.0)
+    assert curve.joules([(int(10.5 * NS), 11 * NS)]) == pytest.approx(10.0)
+    assert curve.joules([(11 * NS, int(11.25 * NS))]) == pytest.approx(15.0)
 
 
 def everything():
@@ -329,6 +400,7 @@ RECORDED_NOISE = {
     4: [3.3409636, 0.00419845851, 3.6e-05, 0.0216309028, 0.702789385],
     5: [4.20869639, 0.00320801543, 0.0172928267, 0.0607160342, 0.0201607042],
     6: [5.00021593, 0.00258829998, 0.0195104923, 0.0700966137, 0.0210163713],
+    20: [17.5746054, 0.000839769005, 0.449358682, 2.39446769, 0.123177123],
 }
 """Sums of scale, walk and reading errors, the scale's error and the correlation, by the number of intervals."""
 
@@ -342,11 +414,26 @@ def test_what_a_short_trace_says_about_its_samples_is_as_recorded(intervals, pow
     cells_j = 0.25 * power_w * (1.0 + 0.2 * (np.arange(len(edges) - 1) % 3))
     shape_j = np.full(len(cells_j), 0.004 * power_w)
     cells = Cells(0, edges, cells_j, np.ones(len(cells_j), dtype=bool), shape_j)
-    steps_j = power_w * np.array([1.0, 1.1, 0.9, 1.05, 1.0, 0.95][:intervals])
+    late = [1.3, 0.7] * 4 + [1.5, 0.9] * 3  # one reading late, the next one early; then another scale
+    steps_j = power_w * np.array([1.0, 1.1, 0.9, 1.05, 1.0, 0.95, *late][:intervals])
     found = _SampleNoise.of(cells, 0.5 + np.arange(intervals + 1.0), np.full(intervals + 1, 0.01), steps_j)
     reading_errors = found.anchor_sd_j.sum() / power_w
     sums = [found.scale.sum(), found.scale_sd, found.walk_rel2.sum(), reading_errors, found.correlation]
     assert sums == pytest.approx(RECORDED_NOISE[intervals], rel=1e-6)
+
+
+@pytest.mark.parametrize("shape_j", [[0.3, 0.0], [0.0, 0.3]])
+def test_a_reading_has_the_error_of_the_shape_of_its_sample(shape_j):
+    """One reading in each of two samples: the mean of both variances, times the weight of a reading when smoothed."""
+    cells = Cells(0, np.arange(3.0), np.ones(2), np.ones(2, dtype=bool), np.array(shape_j))
+    found = _SampleNoise.of(cells, np.array([0.5, 1.5]), np.zeros(2), np.ones(1))
+    smoothed = (1 - found.correlation) / (1 + found.correlation)
+    assert found.anchor_sd_j == pytest.approx(np.full(2, math.sqrt(0.3**2 / 2 / Z95**2 * smoothed)))
+
+
+def test_readings_are_smoothed_over_50_at_most():
+    cells = Cells(0, np.arange(3.0), np.ones(2), np.ones(2, dtype=bool), np.zeros(2))
+    assert _SampleNoise.of(cells, np.array([0.5, 1.5]), np.full(2, 1.0), np.ones(1)).correlation == 0.98
 
 
 @pytest.mark.parametrize(("joules", "cell_j"), [(0.0, 1.0), (1.0, 0.0)])

@@ -7,6 +7,7 @@ from traces import at, device, gpu_line, header, write
 from joulelab.clock import NS
 from joulelab.meter.sensors import largest_rise_w
 from joulelab.meter.series import SET_BACK, SLOW_READ_S, DeviceSeries, Trace, load_trace, unwrap, within_power
+from joulelab.meter.trace import copy_to_parquet, read_lines
 
 
 def stamps(*seconds):
@@ -60,6 +61,12 @@ def test_two_samples_are_too_few_for_a_curve():
     assert series(**two, **polled).power_path.cell_j == pytest.approx([1800, 1800])
     assert series(**two).power_path is None
     assert len(counter(0, 5, 9, **two).best_path.cell_j) == 2 and list(counter(0, 5, **two).lag_likelihood) == [0.0]
+
+
+def test_three_samples_give_the_counter_a_shape_and_say_something_about_the_lag():
+    three = {"samples_ns": stamps(1.0, 1.02, 1.04), "samples_w": np.full(3, 50.0)}
+    found = counter(0, 5, 9, **three)
+    assert found.best_path.sampled.sum() == 3 and len(found.lag_likelihood) > 1
 
 
 def test_the_method_is_that_of_the_readings():
@@ -138,11 +145,12 @@ def test_every_kind_of_line_becomes_the_readings_of_its_device(tmp_path):
     ]
     assert [(gap.device, gap.mono_ns, gap.reason) for gap in trace.gaps] == [("c", at(9), "unplugged")]
     assert (gpu.refresh_s, gpu.gain_error_rel, estimate.gain_error_rel) == (0.1, 0.0, 0.5)
+    assert [one.device for one in gpu.driver.devices] == ["gpu:A"]  # only GPUs have a lag in common
     assert (trace.first_ns, trace.last_ns, trace.ended, trace.interval_s) == (at(0), at(10), True, 0.5)
     without_time = {"kind": "gap", "device": "c", "reason": "x"}
     assert load_trace(write(tmp_path / "u.jsonl", [header(*devices), without_time])).first_ns == at(0)
     empty = load_trace(write(tmp_path / "empty.jsonl", []))
-    assert (empty.first_ns, empty.last_ns, empty.devices) == (0, 0, ())
+    assert (empty.first_ns, empty.last_ns, empty.devices, empty.ended) == (0, 0, (), False)
 
 
 def test_a_second_recorder_adds_its_devices_and_a_gap_if_the_first_was_killed(tmp_path):
@@ -169,6 +177,38 @@ def test_two_readings_are_enough_to_spread_and_to_unwrap():
     assert list(within_power(stamps(0, 1), np.array([0.0, 25.0]), 10.0)) == [15.0, 25.0]
     assert list(unwrap(stamps(0, 1, 2), np.array([500.0, 10.0, 20.0]), 1000.0, 1000.0)) == [500, 10, 20]
     assert list(unwrap(stamps(0, 5, 6), np.array([900.0, 10.0, 20.0]), 1000.0, 10.0)) == [900, 1010, 1020]
+
+
+def test_whether_a_fall_is_a_wrap_depends_on_the_reading_after_it():
+    """From 900 to 850 J in 1 s: a wrap would be a rise of 950 J, and 100 x 1 s x 500 J / 1000 s are possible."""
+    fallen = [900.0, 900.0, 850.0, 950.0]
+    assert list(unwrap(stamps(0, 1, 2, 3), np.array(fallen), 1000.0, 1000.0)) == fallen
+
+
+def test_the_range_of_a_counter_is_among_its_facts(tmp_path):
+    devices = [device("a", "cpu", wrap_j=1000.0, facts={"max_gap_s": 3.0}), device("b", "cpu")]
+    found = load_trace(write(tmp_path / "t.jsonl", [header(*devices)])).devices
+    assert [one.facts for one in found] == [{"max_gap_s": 3.0, "wrap_j": 1000.0}, {}]
+
+
+def test_a_gap_of_a_counter_of_unknown_range_may_hide_a_wrap():
+    facts = {"max_gap_s": 0.01}
+    cpu = counter(0, 0, 0, seconds=(0, 0.01, 0.11), component="cpu", facts=facts)
+    assert list(cpu.readings.known) == [True, False]
+
+
+def test_samples_without_a_power_each_are_not_read(tmp_path):
+    line = {"kind": "samples", "device": "gpu:A", "mono_ns": at(5), "wall_us": 9, "wall_us_mono_ns": at(4)}
+    line |= {"sample_us": [7, 8], "sample_mw": [250_000]}
+    with pytest.raises(ValueError, match="shorter"):
+        load_trace(write(tmp_path / "t.jsonl", [header(device()), line]))
+
+
+def test_a_trace_in_columns_has_the_times_of_its_lines(tmp_path):
+    lines = [gpu_line(t, 100.0, 100.0 * t) for t in range(3)]
+    path = copy_to_parquet(write(tmp_path / "t.jsonl", [header(device()), *lines]), read_lines)
+    trace = load_trace(path)
+    assert (trace.first_ns, trace.last_ns, list(trace.devices[0].counter_j)) == (at(0), at(2), [0.0, 100.0, 200.0])
 
 
 @pytest.mark.parametrize(("last_s", "until_s"), [(90.1, 90.0), (90.0, 99.9)])

@@ -17,9 +17,10 @@ def test_with_an_exact_denominator_fieller_is_the_plain_interval():
     assert (found.value, found.low, found.high) == pytest.approx((5.0, 5 - 1.96 / 2, 5 + 1.96 / 2), rel=1e-4)
 
 
-def test_fieller_matches_its_textbook_form():
+@pytest.mark.parametrize("unit", [1.0, 0.25])
+def test_fieller_matches_its_textbook_form_in_any_unit(unit):
     """r/(1-g) +- t/(b (1-g)) sqrt(va (1-g) + r^2 vb) with g = t^2 vb / b^2, uncorrelated."""
-    a, b, t = Estimate(8.0, 0.5), Estimate(4.0, 0.4), 1.959964
+    a, b, t = Estimate(8.0 * unit, 0.5 * unit), Estimate(4.0 * unit, 0.4 * unit), 1.959964
     g, ratio = (t * 0.4 / 4) ** 2, 2.0
     half = t / 4 / (1 - g) * math.sqrt(0.25 * (1 - g) + ratio**2 * 0.16)
     found = fieller_interval(a, b)
@@ -108,20 +109,34 @@ def test_estimates_add_and_subtract_with_their_errors():
 
 
 def test_degrees_of_freedom_are_those_of_the_ratio_that_is_tested():
-    """At the ratio 3 the variances are 4 and 9 x 1."""
-    assert _quantile(Estimate(1.0, 2.0, 4), Estimate(1.0, 1.0, 5), 3.0) == t_quantile(0.975, 169 / (16 / 4 + 81 / 5))
+    """At the ratio 6 the variances are 4 and 36 x 0.25."""
+    assert _quantile(Estimate(1.0, 2.0, 4), Estimate(1.0, 0.5, 5), 6.0) == t_quantile(0.975, 169 / (16 / 4 + 81 / 5))
 
 
 def test_an_unbounded_set_begins_at_the_larger_root():
     """(10 - r)^2 = z^2 (1 + r^2): over a negative square of 1 - z^2 the larger root."""
     square, cross, constant = 1 - Z95**2, 10.0, 100 - Z95**2
     root = (cross - math.sqrt(cross**2 - square * constant)) / square
-    assert _upper_branch(Estimate(10.0, 1.0), Estimate(1.0, 1.0), 0.0) == pytest.approx(root)
+    for unit in (1.0, 0.01):
+        assert _upper_branch(Estimate(10 * unit, unit), Estimate(unit, unit), 0.0) == pytest.approx(root)
     assert _upper_branch(Estimate(10.0, math.inf), Estimate(1.0, 1.0), 0.0) == 0.0
     assert _upper_branch(Estimate(10.0, 1.0), Estimate(1.0, math.inf), 0.0) == 0.0
     assert _upper_branch(Estimate(0.1, 1.0), Estimate(1.0, 1.0), 0.0) == 0.0
     assert fieller_interval(Estimate(0.1, 1.0), Estimate(1.0, 1.0)).low == 0.0
     assert fieller_interval(Estimate(1.0, math.inf), Estimate(1.0, 0.1)).low == 0.0
+
+
+def test_an_unbounded_set_without_a_gap_begins_at_0():
+    """A square of 0, a square above 0 at the degrees of freedom of the numerator, and two equal roots (both at 1)."""
+    normal = t_quantile(0.975, math.inf)
+    assert _upper_branch(Estimate(10.0, 1.0), Estimate(normal, 1.0), 0.0) == 0.0
+    assert _upper_branch(Estimate(10.0, 1.0), Estimate(2.1, 1.0, 3), 0.0) == 0.0
+    assert _upper_branch(Estimate(0.0, 1.0), Estimate(0.0, 1.0), 1.0) == 0.0
+
+
+def test_a_saving_whose_interval_ends_at_0_may_still_break_even():
+    found = break_even(Estimate(5.0, 1.0), Estimate(-t_quantile(0.975, math.inf), 1.0), "a student")
+    assert found.low == 0.0 and "not significantly above 0" in found.reason
 
 
 def test_a_break_even_that_is_not_significant_begins_at_0():

@@ -270,9 +270,7 @@ def _convolve(values: Floats, ratio: float) -> Floats:
     # the whole trace.
     reach = min(len(values) - 1, math.ceil(math.log(_KERNEL_END) / math.log(ratio)))
     kernel = ratio ** np.abs(np.arange(-reach, reach + 1))
-    found: Floats = np.convolve(values, kernel, mode="same" if len(values) >= len(kernel) else "full")
-    if len(found) > len(values):
-        found = found[reach : reach + len(values)]
+    found: Floats = np.convolve(values, kernel)[reach : reach + len(values)]
     return found
 
 
@@ -356,7 +354,7 @@ class Cells:
     cell_j: Floats
     sampled: Bools
     shape_j: Floats
-    """Per cell: 95 % half-width of the joules up to somewhere inside it, taken as even."""
+    """Per cell: 95 % half-width of the joules up to somewhere inside it, taken as even; 0 in a hole."""
 
     @property
     def noise_j2(self) -> Floats:
@@ -422,23 +420,23 @@ def _with_steps(origin_ns: int, edges: Floats, watts: Floats, sampled: Bools, sh
     around = np.pad(watts, 1, mode="edge")
     before, after = around[:-2], around[2:]
     whole = np.pad(sampled, 1, mode="edge")
-    step = (np.abs(after - before) > STEP_REL * np.maximum(before, after)) & whole[:-2] & whole[2:] & sampled
-    step &= (np.minimum(before, after) < watts) & (watts < np.maximum(before, after))
+    differ = np.abs(after - before) > STEP_REL * np.maximum(np.abs(before), np.abs(after))
+    places = np.flatnonzero(differ & whole[:-2] & whole[2:] & sampled)
     # mean = fraction x before + (1 - fraction) x after, solved for the fraction of the sample
     # before the step. Its joules do not change, only where in the 20 ms they are.
-    fraction = np.where(step, (watts - after) / np.where(step, before - after, 1.0), 0.0)
-    step &= (fraction > 0.01) & (fraction < 0.99)
-    fraction = np.where(step, fraction, 0.0)
+    fraction = (watts - after)[places] / (before - after)[places]
+    between = (fraction > 0.01) & (fraction < 0.99)
+    places, fraction = places[between], fraction[between]
     widths = np.diff(edges)
-    places = np.flatnonzero(step)
-    first_j = np.where(step, before * fraction, watts) * widths
-    second_j = (after * (1 - fraction) * widths)[places]
+    cell_j, step_s = watts * widths, widths[places]
+    cell_j[places] = before[places] * fraction * step_s
+    # flags and shape are the same on both sides of a step
     return Cells(
         origin_ns=origin_ns,
-        edges_s=np.insert(edges, places + 1, (edges[:-1] + fraction * widths)[places]),
-        cell_j=np.insert(first_j, places + 1, second_j),
-        sampled=np.insert(sampled, places + 1, True),
-        shape_j=np.insert(shape_j, places + 1, shape_j[places]),
+        edges_s=np.insert(edges, places + 1, edges[places] + fraction * step_s),
+        cell_j=np.insert(cell_j, places + 1, after[places] * (1 - fraction) * step_s),
+        sampled=np.insert(sampled, places, True),
+        shape_j=np.insert(shape_j, places, shape_j[places]),
     )
 
 
@@ -521,15 +519,11 @@ def joined_curve(cells: Cells, readings: Readings, lag: Lag, limit_w: float | No
     # an interval over which the counter says nothing has the samples' joules at the scale of the intervals around it
     broken_j = np.where(~_between_known(cells.edges_s, at_s, readings.known) & cells.sampled, cells.cell_j, 0.0)
     interval = _interval_of(cells.edges_s, at_s)
-    walk_j2 = walk_j2 + BROKEN_SCALE_SD**2 * broken_j * np.bincount(interval, broken_j, len(at_s) - 1)[interval]
+    walk_j2 = walk_j2 + BROKEN_SCALE_SD**2 * broken_j * np.bincount(interval, broken_j)[interval]
     linked = np.concatenate([[False], compared]) | np.concatenate([compared, [False]])
     sd_j = np.where(linked, noise.anchor_sd_j, timing_s * _power_around(at_s, counted_j))
     power_w = (cells.energy_at(at_s + SAMPLE_S / 4) - cells.energy_at(at_s - SAMPLE_S / 4)) / (SAMPLE_S / 2)
     common_j = alignment.common_sd_s * _smooth(power_w, compared, noise.correlation)
-    # Near the ends of the trace the smoother has readings on one side only; that many of them do
-    # not count as pinning the scale.
-    reach = math.floor(noise.correlation / (1 - noise.correlation))
-    pinned = (at_s[reach], at_s[-1 - reach]) if len(at_s) > 2 * reach + 1 else (at_s[0], at_s[0])
     return EnergyCurve(
         cells.edges_s - lag.mean_s,
         np.where(known, cells.cell_j + np.diff(correction), 0.0),
@@ -538,14 +532,24 @@ def joined_curve(cells: Cells, readings: Readings, lag: Lag, limit_w: float | No
         walk_j2=walk_j2,
         sampled=cells.sampled,
         # the samples' own noise also makes neighbors differ, and is in the walk already
-        shape_j=np.sqrt(np.maximum(cells.shape_j**2 - FAST_CHANGE**2 * np.where(cells.sampled, walk_j2, 0.0), 0.0)),
+        shape_j=np.sqrt(np.maximum(cells.shape_j**2 - FAST_CHANGE**2 * walk_j2, 0.0)),
         # a counter that is refreshed now and then gives the same value wherever in the call it is read
         anchors=Anchors(at_s - lag.mean_s, sd_j, np.zeros(len(at_s)), noise.correlation, common_j, ~readings.known),
         scale_sd_rel=noise.scale_sd,
-        pinned_s=(float(pinned[0] - lag.mean_s), float(pinned[1] - lag.mean_s)),
+        pinned_s=_pinned_s(at_s - lag.mean_s, noise.correlation),
         lag_error_s=lag.half_width_s,
         limit_w=limit_w,
     )
+
+
+def _pinned_s(at_s: Floats, correlation: float) -> tuple[float, float]:
+    """Between which times readings pin the scale.
+
+    Near the ends of the trace the smoother has readings on one side only; that many of them do not count.
+    """
+    reach = math.floor(correlation / (1 - correlation))
+    ends = (reach, -1 - reach) if len(at_s) > 2 * reach + 1 else (0, 0)
+    return float(at_s[ends[0]]), float(at_s[ends[1]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -646,16 +650,15 @@ def _interval_of(edges_s: Floats, at_s: Floats) -> NDArray[np.intp]:
 
 def _with_counter_cells(cells: Cells, at_s: Floats, counted_j: Floats, interval_scale: Floats) -> Cells:
     """Samples at the counter's scale. Holes, and time before and after the samples, are cut by the readings in them."""
-    begin, end = min(cells.edges_s[0], at_s[0]), max(cells.edges_s[-1], at_s[-1])
-    more = (int(begin < cells.edges_s[0]), int(end > cells.edges_s[-1]))
-    outer = np.concatenate([[begin] * more[0], cells.edges_s, [end] * more[1]])
+    more = (int(at_s[0] < cells.edges_s[0]), int(at_s[-1] > cells.edges_s[-1]))
+    outer = np.concatenate([[at_s[0]] * more[0], cells.edges_s, [at_s[-1]] * more[1]])
     sampled, cell_j = np.pad(cells.sampled, more), np.pad(cells.cell_j, more)
-    place = np.clip(np.searchsorted(outer, at_s, side="right") - 1, 0, len(sampled) - 1)
+    place = np.minimum(np.searchsorted(outer, at_s, side="right"), len(sampled)) - 1
     finer = np.unique(np.concatenate([outer, at_s[~sampled[place]]]))
-    old = np.clip(np.searchsorted(outer, (finer[1:] + finer[:-1]) / 2, side="right") - 1, 0, len(sampled) - 1)
+    old = np.minimum(np.searchsorted(outer, (finer[1:] + finer[:-1]) / 2, side="right"), len(sampled)) - 1
     by_counter = np.diff(np.interp(finer, at_s, cumulative(counted_j)))
     scale = interval_scale[_interval_of(finer, at_s)]
-    shape_j = np.where(sampled[old], scale * np.pad(cells.shape_j, more)[old], 0.0)
+    shape_j = scale * np.pad(cells.shape_j, more)[old]
     cell_j = np.where(sampled[old], scale * cell_j[old], by_counter)
     return Cells(cells.origin_ns, finer, cell_j, sampled[old], shape_j)
 

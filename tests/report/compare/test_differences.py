@@ -11,8 +11,11 @@ from joulelab.meter.figures import EnergyFigure, ErrorComponent
 from joulelab.report.compare.differences import (
     CPU_CONTENTION,
     ONE_RUN,
+    ONE_SEED,
+    _needed,
     correct_by_item,
     energy_ratio,
+    pairs_of,
     predicted_difference,
     quality_difference,
 )
@@ -128,3 +131,138 @@ def test_a_difference_of_items_names_what_it_lacks(tmp_path):
     assert (found.by_seed, found.reason, found.paired.difference.value) == ((0.5,), ONE_RUN, 0.5)
     gone = quality_difference([run("gone", None, 0)], [base])
     assert gone.reason == "the predictions needed to pair items are missing"
+
+
+def figure(energy_j, *sources, method="counter"):
+    return EnergyFigure(energy_j=energy_j, method=method, sources=sources)
+
+
+def test_runs_are_paired_by_seed_unless_a_side_has_a_seed_twice():
+    def runs(*seeds):
+        return [SimpleNamespace(seed=seed) for seed in seeds]
+
+    ours, theirs = runs(1, 2, 3), runs(2, 3, 4)
+    assert [(a.seed, b.seed) for a, b in pairs_of(ours, theirs)] == [(2, 2), (3, 3)]
+    assert pairs_of(runs(1, 1), runs(1)) == []
+    assert pairs_of(runs(1), runs(1, 1)) == []
+    assert len(pairs_of(runs(1), runs(1))) == 1
+
+
+def test_repeats_needed_on_each_side_come_from_both_variances():
+    """Variances 1 and 1 give a combined standard deviation of sqrt 2; no difference and a single repeat give none."""
+    sides = [[0.0, 1.0, 2.0], [5.0, 6.0, 7.0]]
+    assert _needed(2.06 * math.sqrt(2), sides) == 5
+    assert _needed(0.0, sides) is None and _needed(1.0, sides) is not None
+    assert _needed(1.0, [[1.0], [1.0, 2.0]]) is None
+    assert _needed(100.0, [[1.0, 2.0], [1.0, 2.0]]) is not None
+
+
+def scored(*values, seeds=None):
+    seeds = seeds or range(len(values))
+    return [
+        SimpleNamespace(seed=seed, quality=value is not None, result=SimpleNamespace(value=value, trials=None))
+        for seed, value in zip(seeds, values, strict=True)
+    ]
+
+
+def test_a_difference_of_quality_states_why_it_has_no_interval():
+    unpaired = quality_difference(scored(1.0, 2.0, 4.0), scored(5.0, 6.0, 9.0, seeds=(7, 8, 9)))
+    assert (unpaired.reason, unpaired.by_seed) == ("", ())
+    assert quality_difference(scored(1.0), scored(5.0, seeds=(7,))).reason == ONE_SEED
+    assert quality_difference(scored(1.0), scored(5.0)).reason == ONE_SEED
+    assert quality_difference(scored(7.0, 5.0), scored(5.0, 4.0)).reason == ""
+    assert quality_difference(scored(None), scored(5.0)).reason == "the method has no such figure"
+    assert quality_difference(scored(5.0), scored(None)).reason == "the baseline has no such figure"
+    assert quality_difference(scored(5.0), []).reason == "the baseline has no finished run"
+    assert energy_ratio(scored(1.0), [], None).seeds == 0
+
+
+def ratio_of(ours, theirs, *, seeds=((1, 2, 3), (1, 2, 3)), other_device=False, **fields):
+    """Of runs with these energies in J; `fields` are those of our figures."""
+
+    def runs(side, own_seeds, device, **changed):
+        plain = {"gain_error_rel": 0.05, **changed}
+        return [
+            SimpleNamespace(seed=seed, devices=(device,), figure=figure(joules, device).model_copy(update=plain))
+            for seed, joules in zip(own_seeds, side, strict=True)
+        ]
+
+    sides = runs(ours, seeds[0], "gpu:B" if other_device else "gpu:A", **fields), runs(theirs, seeds[1], "gpu:A")
+    return energy_ratio(*sides, lambda run: (run.figure, False, ""))
+
+
+def test_energies_are_divided_by_those_of_the_baseline_with_the_same_seed():
+    """Ratios 2, 2.2 and 2: the standard deviation of their logarithms is ln(1.1) / sqrt(3) = 0.055, so two suffice."""
+    paired = ratio_of([200.0, 440.0, 800.0], [100.0, 200.0, 400.0])
+    assert paired.ratio.value == pytest.approx((2 * 2.2 * 2) ** (1 / 3))
+    assert (paired.seeds, paired.paired, paired.same_devices, paired.needed, paired.reason) == (3, True, True, 2, "")
+    unpaired = ratio_of([200.0, 440.0], [100.0, 200.0, 400.0], seeds=((4, 5), (1, 2, 3)))
+    assert (unpaired.seeds, unpaired.paired) == (2, False) and unpaired.needed > 2
+    assert ratio_of([5.0], [7.0, 8.0], seeds=((4,), (1, 2))).seeds == 1
+
+
+def test_the_gain_errors_of_two_devices_remain_in_the_ratio():
+    same, other = (ratio_of([200.0] * 3, [100.0] * 3, other_device=one) for one in (False, True))
+    assert (same.ratio.low, same.ratio.high) == (pytest.approx(2.0), pytest.approx(2.0))
+    scale = math.exp(math.sqrt(2) * math.log(1.05))
+    assert (other.ratio.low, other.ratio.high) == (pytest.approx(2 / scale), pytest.approx(2 * scale))
+    assert (other.same_devices, other.needed) == (False, None)
+    unknown = ratio_of([200.0] * 3, [100.0] * 3, other_device=True, gain_error_rel=None)
+    assert unknown.ratio.high == pytest.approx(2 * 1.05)
+
+
+def test_a_ratio_under_cpu_contention_needs_no_more_repeats_but_an_idle_machine():
+    contended = ratio_of([200.0, 440.0, 800.0], [100.0, 200.0, 400.0], cpu_contention=True)
+    assert (contended.reason, contended.needed, contended.contended) == ("CPU contention", None, True)
+
+
+@pytest.mark.parametrize("sides", [([200.0, 0.0], [100.0, 100.0]), ([200.0, 200.0], [100.0, 0.0])])
+def test_an_energy_of_0_on_either_side_is_a_missing_one(sides):
+    assert ratio_of(*sides, seeds=((1, 2), (1, 2))).reason == "energy is missing"
+
+
+def predicted(folder, *right, name="student-predictions"):
+    file = folder / "artifacts" / name / "predictions.npz"
+    file.parent.mkdir(parents=True)
+    np.savez(file, ids=np.arange(len(right)), labels=np.ones(len(right)), predicted=np.array(right, dtype=float))
+    return folder
+
+
+def test_items_are_those_of_the_student_before_those_of_the_teacher(tmp_path):
+    both = predicted(tmp_path / "both", True, False)
+    predicted(both, False, True, name="a-predictions")
+    assert correct_by_item(both) == {"0": True, "1": False} and correct_by_item(both, "perplexity") is None
+    assert correct_by_item(tmp_path) is None
+
+
+def test_items_are_compared_if_all_runs_have_some_in_common(tmp_path):
+    """Of the two common items, the method has one more right in both of its runs: a difference of 0.5."""
+    base = [predicted(tmp_path / f"base-{k}", True, False) for k in (1, 2)]
+    method = [predicted(tmp_path / f"method-{k}", True, True, False) for k in (1, 2)]
+    found = predicted_difference(base, method, same_seeds=True)
+    assert found.difference.value == pytest.approx(0.5)
+    assert predicted_difference(base, [*method, tmp_path / "none"], same_seeds=False) is None
+    assert predicted_difference(base, [], same_seeds=False) is None
+    assert predicted_difference(base, [predicted(tmp_path / "empty")], same_seeds=False) is None
+
+
+def test_a_task_of_the_harness_has_the_items_of_its_metric(tmp_path):
+    file = tmp_path / "artifacts" / "student-quality" / "harness.json"
+    file.parent.mkdir(parents=True)
+    tasks = [
+        {"task": "arc", "metric": metric, "scores": scores}
+        for metric, scores in (("acc", {"a": 1, "b": 0}), ("f1", {}))
+    ]
+    write_json(file, {"tasks": tasks})
+    assert correct_by_item(tmp_path, "harness.arc.acc.value") == {"a": True, "b": False}
+    assert correct_by_item(tmp_path, "harness.arc.f1.value") is None
+    assert correct_by_item(tmp_path, "harness.other.acc.value") is None
+
+
+def test_exact_answers_are_items(tmp_path):
+    file = tmp_path / "artifacts" / "student-quality" / "answers.json"
+    file.parent.mkdir(parents=True)
+    write_json(file, {"right": [True, False]})
+    assert correct_by_item(tmp_path, "exact_answers") == {"0": True, "1": False}
+    write_json(file, {"right": []})
+    assert correct_by_item(tmp_path, "exact_answers") is None
