@@ -36,7 +36,7 @@ def test_all_problems_are_refused_at_once_and_no_run_is_left(folder):
     assert done.returncode == 2
     assert "problems were found" in done.stderr
     for problem in (
-        "poor.csv has 1 class(es) in 2 rows; expected at least 2",
+        "poor.csv has 1 class in 2 rows; expected at least 2",
         "student.layers [0, 7] cannot be taken: ./my-bert has layers 0..1",
         "device=cuda was requested but no NVIDIA GPU was found",
         "data.max_tokens=99: ./my-bert has 32 positions",
@@ -121,7 +121,7 @@ def test_baseline_data_and_model_of_a_group_are_one_list(folder):
     )
     errors = refused("run", "group.yaml")
     assert "no member of group group has the label 'nobody'" in errors
-    assert "poor.csv has 1 class(es) in 2 rows" in errors
+    assert "poor.csv has 1 class in 2 rows" in errors
     assert "student.layers [9] cannot be taken" in errors
     assert not (folder / "runs").exists()
 

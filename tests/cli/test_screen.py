@@ -213,3 +213,20 @@ def test_the_shell_completes_verbs_runs_experiments_and_models(words, wanted, st
     command = [sys.executable, "-m", "joulelab"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert any(line.startswith(wanted) for line in done.stdout.splitlines()), done
+
+
+@pytest.mark.parametrize(
+    ("status", "changes", "hint"),
+    [
+        ("truncated", {}, "; resume it: joulelab run --resume made-KD-"),
+        ("truncated", {"group": "my-group"}, "; resume it: joulelab run --resume my-group\n"),
+        ("truncated", {"spec": {"pipeline": "measure", "seed": 0}}, None),
+        ("done", {}, None),
+    ],
+)
+def test_an_interrupted_run_is_shown_with_the_command_that_resumes_it(tmp_path, status, changes, hint):
+    made = _made()
+    made.write_run(tmp_path, made.distilled("KD", 0, 810, 140.0, status=status).model_copy(update=changes))
+    shown = joulelab_here("show", "last", "--runs-dir", tmp_path).stdout
+    assert "\nrun made-KD-" in shown
+    assert hint in shown if hint else "resume it" not in shown

@@ -104,6 +104,7 @@ def test_a_grade_that_does_not_exist_is_refused(tmp_path):
         (["run", "demo-kd", "--frobnicate"], "joulelab run has no option --frobnicate", "`joulelab run --help`"),
         (["run", "demo-kd", "--dryrun"], "joulelab run has no option --dryrun; did you mean --dry-run?", "--help"),
         (["measure", "--repeat", "x", "--", "true"], "--repeat: expected a whole number, found the text 'x'", "--help"),
+        (["measure", "--repeat", "0", "--", "true"], "--repeat: expected a number", "`joulelab measure --help`"),
         (["infer", "deit-t", "--batch-size", "a"], "--batch-size: 'a' is not a list of whole numbers", "1,8,32"),
         (["plot", "a", "--x", "y"], "--x: 'y' is not one of 'elapsed', 'wall'", "`joulelab plot --help`"),
         (["show"], "name is missing", "or `last`; `joulelab show --help`"),

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
-from joulelab.meter.recorder import ended_recorders_s, trace_lines
+from joulelab.meter.recorder import Recorder, ended_recorders_s, trace_lines
 from joulelab.meter.sampling import SensorReader
 from joulelab.meter.sensors.processes import is_recorder
 from joulelab.meter.series import load_trace
@@ -344,3 +345,19 @@ def test_a_sensor_that_hangs_leaves_a_gap(monkeypatch):
     lines = trace_lines(SensorReader("nvml", Slow).read())
     assert [line["kind"] for line in lines] == ["gpu", "gap"]
     assert lines[1]["reason"].startswith("did not answer for 0.1")
+
+
+def test_a_reading_that_fails_because_the_program_died_is_no_gap():
+    """After `kill -9`, `show` warned: readings failed (NoSuchProcess: process PID not found)."""
+
+    class OfProcesses:
+        interval_s = 0.5
+
+        def read(self):
+            raise psutil.NoSuchProcess(1234)
+
+    for program, kinds in ((os.getppid(), ["gap"]), (-1, [])):
+        written = []
+        recorder = SimpleNamespace(_job=SimpleNamespace(pid=program), _append=written.extend)
+        Recorder._take(recorder, [SensorReader("cores", OfProcesses).read()])
+        assert [line["kind"] for line in written] == kinds

@@ -372,10 +372,10 @@ def test_contention_is_noted_for_the_stages_in_which_it_was_recorded():
         windows={"a": "a", "b": "b"}, idle_stages=(), host="h", number=1, core_use=lambda windows: uses[windows]
     )
     assert uses["b"].contended
-    (note,) = _contention_notes(attempt).values()
-    assert "during b" in note.text
+    (note,) = _contention_notes([attempt, attempt]).values()  # of two attempts of one run
+    assert "during b." in note.text
     uses["b"] = None
-    assert _contention_notes(attempt) == {}
+    assert _contention_notes([attempt]) == {}
 
 
 def test_the_mutator_changes_one_place_at_a_time():

@@ -225,11 +225,18 @@ def print_run(record: RunRecord, with_id: bool = False, written: Container[str] 
         summary_grids(record),
         [
             *(text for text in run_remarks(record) if text not in written),
-            *([f"run {record.run_id}"] if with_id else []),
+            *([f"run {record.run_id}{_resume_text(record)}"] if with_id else []),
         ],
         full=lambda: [run_view(record)],
         more="all tables, checks and notes",
     )
+
+
+def _resume_text(record: RunRecord) -> str:
+    """After `kill -9` nothing else says it. A member is resumed with its group; measured programs and imported logs
+    cannot be resumed."""
+    resumable = record.status == "truncated" and record.spec.get("pipeline") not in ("measure", "import")
+    return f"; resume it: joulelab run --resume {record.group or record.run_id}" if resumable else ""
 
 
 def print_comparison(

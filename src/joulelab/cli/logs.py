@@ -80,6 +80,9 @@ def import_log(
 
     rule = TimeRule(time_zone, period)
     if len(paths) > 1:
+        places = [path.resolve() for path in paths]
+        for path in (path for path, place in zip(paths, places, strict=True) if places.count(place) > 1):
+            raise UsageError(f"{path} was named twice", "name each log once, so that its energy is counted once")
         given = {"--idle": idle, "--idle-watts": idle_watts, "--latency-ms": latency_ms, "--out": out}
         for option in (flag for flag, value in given.items() if value is not None):
             raise UsageError(f"{option} applies to one log; {len(paths)} paths were given", "import them one by one")

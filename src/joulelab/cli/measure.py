@@ -207,7 +207,7 @@ def measure_spec(params: Mapping[str, Any]) -> MeasureSpec:
     try:
         spec = check(merged(fixed, requested))
     except ConfigError as error:
-        raise named_by_option(error, requested) from None
+        raise named_by_option(error, requested, "measure") from None
     assert isinstance(spec, MeasureSpec)
     return spec
 

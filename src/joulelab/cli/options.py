@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 import typer.core
 
-from joulelab.errors import ConfigError, UsageError
+from joulelab.errors import NOTHING_STARTED, ConfigError, UsageError
 from joulelab.redaction import printable
 from joulelab.units import J_PER_KWH, J_PER_WH
 
@@ -270,14 +270,15 @@ def requested_settings(flags: Mapping[str, Flag], params: Mapping[str, Any]) -> 
     return [*options, *map(read_override, [*(params.get("settings") or ()), *(params.get("overrides") or ())])]
 
 
-def named_by_option(error: ConfigError, requested: Iterable[RequestedSetting]) -> ConfigError:
-    """The error with the option that the user gave in place of the setting that it sets."""
+def named_by_option(error: ConfigError, requested: Iterable[RequestedSetting], command: str) -> ConfigError:
+    """The error with the option of `command` that the user gave in place of the setting that it sets."""
+    message = error.message
     for key, option in {setting.key: setting.option for setting in requested}.items():
         if option:
-            error.message = re.sub(
-                rf"^(  - )?{re.escape(key)}: ", rf"\g<1>{option}: ", error.message, flags=re.MULTILINE
-            )
-    return error
+            message = re.sub(rf"^(  - )?{re.escape(key)}: ", rf"\g<1>{option}: ", message, flags=re.MULTILINE)
+    if message == error.message:
+        return error
+    return ConfigError(message, f"`joulelab {command} --help` describes the options; {NOTHING_STARTED}")
 
 
 def settings_for(

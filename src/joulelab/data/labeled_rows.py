@@ -30,6 +30,7 @@ from joulelab.data.text import (
 )
 from joulelab.errors import ConfigError
 from joulelab.runs.paths import read_json
+from joulelab.units import plural
 
 Tick = Callable[[int], None]
 """Called with the number of rows that were read so far."""
@@ -298,7 +299,8 @@ def number_classes(found: IndexedTable) -> tuple[Mapping[str, int], tuple[str, .
     ordered = sorted(values) if len(kinds) < 2 else sorted({str(label) for label in values})
     if len(ordered) < 2:
         raise ConfigError(
-            f"{found.where} has {len(ordered)} class(es) in {len(found):,} rows; expected at least 2",
+            f"{found.where} has {'1 class' if ordered else 'no classes'} in {plural(len(found), 'row')}; "
+            "expected at least 2",
             "check the labels",
         )
     return {str(label): number for number, label in enumerate(ordered)}, tuple(str(label) for label in ordered)

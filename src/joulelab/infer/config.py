@@ -51,7 +51,13 @@ def require_weights(name: str, model: str) -> None:
         raise UsageError(f"{model} has no published weights in this size", "omit --weights, or pass a folder")
     place = sources.parse(name)
     if place.kind == "hub" and "/" not in place.repo:
-        known = [*SHAPES, *lookup.ZOO.names(), *(sources.SAMPLE_PREFIX + sample for sample in sources.SAMPLES)]
+        zoo = {*SHAPES, *lookup.ZOO.names()}
+        if name in zoo:
+            raise UsageError(
+                f"{name} is the name of a zoo model; expected a model with weights",
+                "pass a folder, a hub id such as org/name, or a sample such as sample:smollm2",
+            )
+        known = [*zoo, *(sources.SAMPLE_PREFIX + sample for sample in sources.SAMPLES)]
         raise lookup.unknown("model", name, known, "or a folder, or a hub id such as org/name")
     if place.kind == "hub" and hub.cached_folder(name, "config.json") is None:
         hub.require_reachable(name)

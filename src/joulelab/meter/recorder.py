@@ -226,6 +226,9 @@ class Recorder:
         return None
 
     def _take(self, readings: list[Reading]) -> None:
+        if os.getppid() != self._job.pid:
+            # The processes to be read died with the program. That is no gap: the trace ends with the last reading.
+            readings = [reading for reading in readings if not reading.failed]
         if lines := [line for reading in readings for line in trace_lines(reading)]:
             self._append(lines)
 

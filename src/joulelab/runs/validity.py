@@ -378,11 +378,11 @@ def notes_on(
     for attempt in attempts:
         notes |= _energy_notes(attempt, policy)
         notes |= _trace_notes(attempt, current)
-        notes |= _contention_notes(attempt)
         for text in attempt.events.warnings:
             notes[text] = Note(level="warning", text=text)
         for text in attempt.events.notes:
             notes[text] = Note(level="info", text=text)
+    notes |= _contention_notes(attempts)
     numbers, hosts = {attempt.number for attempt in attempts}, {attempt.host for attempt in attempts}
     if len(numbers) > 1:
         notes["attempts"] = Note(level="info", text=f"energy of {_all(len(numbers), 'attempts')} is counted")
@@ -433,21 +433,23 @@ def _trace_notes(attempt: AttemptData, current: int) -> dict[str, Note]:
     return notes
 
 
-def _contention_notes(attempt: AttemptData) -> dict[str, Note]:
-    uses = {
-        stage: attempt.core_use(windows)
+def _contention_notes(attempts: Sequence[AttemptData]) -> dict[str, Note]:
+    """One note for all attempts and hosts, with the worst of them."""
+    contended = [
+        (stage, use)
+        for attempt in attempts
         for stage, windows in attempt.windows.items()
-        if stage not in attempt.idle_stages
-    }
-    contended = {stage: use for stage, use in uses.items() if use is not None and use.contended}
-    worst = most_contended(list(contended.values()))
+        if stage not in attempt.idle_stages and (use := attempt.core_use(windows)) is not None and use.contended
+    ]
+    worst = most_contended([use for _, use in contended])
     if worst is None:
         return {}
+    stages = list(dict.fromkeys(stage for stage, _ in contended))
     text = (
-        f"CPU contention: {worst.text} during {_stages_text(list(contended))}. Timings and CPU estimates are "
+        f"CPU contention: {worst.text} during {_stages_text(stages)}. Timings and CPU estimates are "
         "unreliable; rerun on an idle machine."
     )
-    return {f"cores {attempt.host} {attempt.number}": Note(level="warning", text=text)}
+    return {"cores": Note(level="warning", text=text)}
 
 
 def _stages_text(names: Sequence[str]) -> str:

@@ -113,7 +113,7 @@ def test_a_builtin_engine_that_never_becomes_ready_is_stopped():
 @pytest.mark.parametrize(
     "words, text",
     [
-        (("--server", "http://127.0.0.1:9/v1"), "no server answers at http://127.0.0.1:9/v1"),
+        (("--server", "http://127.0.0.1:9/v1"), "no server answers at http://127.0.0.1:9/v1: Connection refused hint:"),
         (("--server", "localhost"), "is not a server address"),
         (("--engine", "builtin"), "needs a model"),
         (("--engine", "builtin", "--model", "no/such/folder"), "no/such/folder"),

@@ -234,6 +234,7 @@ def test_what_cannot_be_served_is_refused_before_it_is_loaded(model_folder, tmp_
         ([model_folder, "--batch-size", "0"], "--batch-size 0"),
         ([model_folder, "--port", "99999"], "--port 99999"),
         (["sample:minilm"], "not a causal language model"),
+        (["gpt2"], "gpt2 is the name of a zoo model; expected a model with weights"),
     ):
         code, out, err = joulelab("serve", *words, "--device", "cpu")
         assert code == 2 and text in err and not out, err

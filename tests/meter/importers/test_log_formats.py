@@ -332,3 +332,11 @@ def test_times_beyond_all_clocks_are_unreadable(tmp_path, joulelab_here):
     code, out, err = joulelab_here("import", path, "--json")
     assert code == 0, err
     assert json.loads(out)["devices"][0]["energy_j"] == pytest.approx(400.0)
+
+
+def test_a_log_that_is_named_twice_is_refused(tmp_path, joulelab_here):
+    """Its energy was in two runs."""
+    (tmp_path / "x.csv").write_text("time,power\n0,50\n1,50\n")
+    code, out, err = joulelab_here("import", tmp_path / "x.csv", tmp_path / "." / "x.csv", "--runs-dir", tmp_path / "r")
+    assert (code, out) == (2, "") and "x.csv was named twice" in err
+    assert not (tmp_path / "r").exists()

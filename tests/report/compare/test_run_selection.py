@@ -61,6 +61,14 @@ def test_a_label_with_two_settings_is_split(made, tmp_path: Path) -> None:
     assert labels == ["labels only, training.learning_rate=0.1"] * 2 + ["labels only, training.learning_rate=0.2"]
 
 
+def test_measured_programs_are_distinguished_by_the_command_as_it_was_typed(made, tmp_path: Path) -> None:
+    for seed, command in enumerate((["python", "t.py"], ["python", "t.py", "two words"])):
+        record = made.labels_only(seed, 790)
+        made.write_run(tmp_path, record.model_copy(update={"spec": {**record.spec, "command": command}}))
+    labels = [record.label for record in select(tmp_path, ["made-*"]).records]
+    assert labels == ["labels only, command=python t.py", "labels only, command=python t.py 'two words'"]
+
+
 def test_repeats_of_one_seed_are_not_paired_with_each_other(made, tmp_path: Path) -> None:
     records = []
     for label, joules in (("a", (100.0, 101.0, 99.0)), ("b", (50.0, 51.0, 49.5))):

@@ -57,6 +57,12 @@ def test_one_seed_gives_a_ratio_but_resolves_nothing(made, verdict_on) -> None:
     assert "inconclusive" in found.headline
 
 
+def test_without_a_ratio_the_headline_states_why(made, verdict_on) -> None:
+    measured = made.labels_only(0, 790, measured=True)
+    found = verdict_on([measured, made.distilled("response KD", 0, 826, 131.0)])
+    assert found.headline.endswith("; there is no energy ratio: one side is measured and the other estimated.")
+
+
 def test_one_run_per_side_compares_two_models_and_no_methods(made, verdict_on) -> None:
     """790 against 826 of 1,000 right: p < 0.001 for these two models, and nothing about the methods."""
     found = verdict_on([made.labels_only(0, 790), made.distilled("response KD", 0, 826, 131.0)])

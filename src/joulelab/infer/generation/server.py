@@ -205,7 +205,8 @@ class Endpoint:
                 "check the model name, the API key and the settings",
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise _Unreachable(str(error) or type(error).__name__) from error
+            cause = getattr(error, "reason", error)  # of a URLError, whose own text is `<urlopen error ...>`
+            raise _Unreachable(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__) from error
         except ValueError as error:
             raise JoulelabError(f"{self.base_url}{path} did not reply with JSON: {error}", _PROTOCOL_HINT) from error
         if not isinstance(found, dict):

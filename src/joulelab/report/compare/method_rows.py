@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -446,7 +447,8 @@ def _with_distinct_labels(records: Sequence[RunRecord]) -> list[RunRecord]:
         found = varying([record.spec for record in namesakes])
         differing = {key: values for key, values in found.items() if _changes_method(key, values)}
         settings = [
-            tuple((key, _value(values[place])) for key, values in differing.items()) for place in range(len(namesakes))
+            tuple((key, _value(key, values[place])) for key, values in differing.items())
+            for place in range(len(namesakes))
         ]
         variants = list(dict.fromkeys(settings))
         for record, setting in zip(namesakes, settings, strict=True):
@@ -466,7 +468,9 @@ def _changes_method(key: str, values: Sequence[Any]) -> bool:
     return not key.startswith(_NOT_A_METHOD) and any(value != known[0] for value in known)
 
 
-def _value(value: Any) -> str:
+def _value(key: str, value: Any) -> str:
+    if key == "command" and value:
+        return shlex.join(value)  # of `joulelab measure`, as it was typed
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

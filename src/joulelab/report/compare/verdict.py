@@ -314,7 +314,8 @@ def _cost_clause(methods: Sequence[Row]) -> str:
     values = sorted(interval.value for interval in ratios if interval)
     teacher = any(row.teacher_share for row in methods)
     if not any(one and one.ratio for row in methods for one in (row.student_ratio, row.full_ratio)):
-        return "there is no energy to compare"
+        reasons = {row.full_ratio.reason for row in methods if row.full_ratio and row.full_ratio.reason}
+        return "there is no energy ratio" + (f": {reasons.pop()}" if len(reasons) == 1 else "")
     if len(values) < len(methods):
         with_teacher = ", teacher included," if teacher else ""
         which = "" if len(methods) == 1 else " for some methods" if values else " for all methods"

@@ -112,7 +112,7 @@ def log_sentences(log: PowerLog, rows: Sequence[DeviceFigures]) -> list[str]:
     sentences += [f"Note: {note}." for note in log.notes]
     if log.gaps:
         reasons = "; ".join(dict.fromkeys(gap.reason for gap in log.gaps))
-        sentences.append(f"Note: the log reports {len(log.gaps)} gap(s): {reasons}.")
+        sentences.append(f"Note: the log reports {plural(len(log.gaps), 'gap')}: {reasons}.")
     return sentences
 
 
@@ -128,12 +128,12 @@ def _device_texts(log: PowerLog, row: DeviceFigures) -> list[str]:
         more = ", ..." if len(energy.holes) > _SHOWN_GAPS else ""
         used = "interpolated" if energy.interpolated else "not in the trapezoid (--interpolate-gaps includes them)"
         texts.append(
-            f"{len(energy.holes)} gap(s) of {duration_text(lost_s)} in total, {used}: {shown}{more}; "
+            f"{plural(len(energy.holes), 'gap')} of {duration_text(lost_s)} in total, {used}: {shown}{more}; "
             "a clock set forward would look the same"
         )
     if energy.counter_restarts:
         texts.append(
-            f"the counter restarted {energy.counter_restarts} time(s); energy just before a restart is missing"
+            f"the counter restarted {plural(energy.counter_restarts, 'time')}; energy just before a restart is missing"
         )
     if row.idle is not None and row.inference is None:
         texts.append(f"idle {row.idle.power_w:.1f} W, {row.idle.source}")
