@@ -150,6 +150,16 @@ def test_tables_are_cut_to_a_screen_and_a_remark_is_printed_once(capsys):
     assert detail() == "normal"
 
 
+def test_stages_that_do_not_fit_are_named_with_their_energy(capsys):
+    """Otherwise the energies on the screen do not add up to the result above them."""
+    stages = [(f"stage.{number}", f"{number} J") for number in range(30)]
+    remarks = ["remark " + str(number) for number in range(16)]
+    print_answer("r: 435 J", [make_grid("Stages", "Stage!|Energy>", stages[:10])], remarks)
+    assert capsys.readouterr().out.splitlines()[-1] == "-v: 2 more rows (stage.8 8 J, stage.9 9 J)"
+    print_answer("r: 435 J", [make_grid("Stages", "Stage!|Energy>", stages)], remarks)
+    assert capsys.readouterr().out.splitlines()[-1] == "-v: 22 more rows"
+
+
 def test_a_message_is_reported_once_and_a_group_states_warnings_only(capsys):
     with PlainProgress() as progress:
         for _ in range(2):

@@ -33,6 +33,8 @@ SCREEN_LINES = 28
 FEWEST_ROWS = 2
 # The first table is the answer: a comparison of a few methods is never cut, also where rows are wrapped.
 FEWEST_MAIN_ROWS = 8
+# Hidden rows that are named.
+_NAMED_ROWS = 4
 # Wrapping cells takes a fraction of a millisecond per row, too long for tables with thousands of rows.
 MOST_WRAPPED_ROWS = 500
 
@@ -121,8 +123,17 @@ def _print_cut(console: Console, grids: Sequence[Grid], room: int, newest_last: 
         console.print(to_rich(shown))
         room -= height
         if len(shown.rows) < len(grid.rows):
-            left_out.append(plural(len(grid.rows) - len(shown.rows), f"{'older' if newest_last else 'more'} row"))
+            hidden = len(grid.rows) - len(shown.rows)
+            left_out.append(plural(hidden, "older row") if newest_last else _hidden_rows(grid, grid.rows[-hidden:]))
     return ", ".join(left_out)
+
+
+def _hidden_rows(grid: Grid, rows: Sequence[Sequence[str]]) -> str:
+    """`1 more row (run.overhead 13.5 J)`: with those of the hidden stages, energies add up."""
+    text = plural(len(rows), "more row")
+    if len(grid.columns) < 2 or grid.columns[1].title != "Energy" or len(rows) > _NAMED_ROWS:
+        return text
+    return f"{text} ({', '.join(' '.join(row[:2]) for row in rows)})"
 
 
 def _height(console: Console, renderable: RenderableType) -> int:
