@@ -114,7 +114,7 @@ def test_missing_columns_are_named_with_those_found_and_those_expected(tmp_path:
         ("text,label\n,1\nb,0\n", "the first is row 1"),
         ("text,label\na,0.5\nb,0.25\n", r"the label 0\.5 is not a class"),
         ("text,label\na,1\nb,1\n", "has 1 class"),
-        ("text,label\n", "has 0 class"),
+        ("text,label\n", "has no classes in 0 rows"),
         ("text,label\na,1,2,3\n", "cannot be read"),
         ("", "cannot be read"),
     ],

@@ -172,7 +172,7 @@ def test_duplicates_between_train_and_test_are_counted(tmp_path):
     ("files", "given", "complaint"),
     [
         ({"a.csv": rows(0, 30)}, {"label_column": "kind"}, "data.label_column=kind: .*has no such column"),
-        ({"a.csv": []}, {}, "has 0 class"),
+        ({"a.csv": []}, {}, "has no classes in 0 rows"),
         ({"a.csv": [f"t{n},x" for n in range(9)]}, {}, "has 1 class"),
         ({"a.csv": rows(0, 30), "test.csv": ["new,c"]}, {"test": "test.csv"}, r"no training text has: c \(1 rows\)"),
         ({"a.csv": rows(0, 30), "test.csv": []}, {"test": "test.csv"}, "has no rows"),
