@@ -56,7 +56,7 @@ def test_a_running_run_shows_stage_power_energy_and_what_remains(tmp_path):
     assert seen.power_w == pytest.approx(400)
     assert seen.left_s == pytest.approx(80)
     assert seen.left_j == pytest.approx(400 * 80)
-    (killed,) = Watcher(tmp_path, "run").poll().runs  # nobody holds it any more
+    (killed,) = Watcher(tmp_path, "run").poll().runs  # its lock is free
     assert (killed.status, killed.energy_j) == ("truncated", load_record(paths.folder).best_energy.energy_j)
     assert killed.energy_j > 0
 

@@ -137,7 +137,7 @@ def test_repeats_have_a_mean_an_interval_warm_ups_outside_it_and_a_warning_where
     assert "mean_low" not in str(record(store)["results"]), "one uncertainty per figure"
     watched, billed = (joulelab_here(verb, "last", "--runs-dir", store).stdout for verb in ("watch", "bill"))
     amount = energy_text(summary["mean_j"])
-    assert amount in done.stderr and amount in watched, "one energy per run, whoever prints it"
+    assert amount in done.stderr and amount in watched, "one energy per run in every command"
     assert f"Everything in the run is billed; one run of the program used {amount} ±" in billed
     assert "mean of 3 repeats, standard deviation" in done.stderr, "±70 % is not the interval of the repeats"
     assert "the standard deviation over repeats is" in done.stderr
