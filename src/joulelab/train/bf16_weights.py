@@ -95,12 +95,15 @@ class Bf16Updates(torch.optim.Optimizer):
         for number, group in enumerate(self.param_groups):
             entropy = np.random.SeedSequence([group[_SEED], group[_STEP], self._shard, number])
             weights = [weight for weight in group["params"] if weight.grad is not None]
-            by_kernel = [weight for weight in weights if self._takes_kernel(weight)]
+            by_kernel: list[Tensor] = []
+            others: list[Tensor] = []
+            for weight in weights:
+                (by_kernel if self._takes_kernel(weight) else others).append(weight)
             seeds = entropy.generate_state(len(by_kernel) + 2)  # the first two are the generators'
             for weight, seed in zip(by_kernel, seeds[2:], strict=True):
                 self._step_kernel(group, weight, int(seed) >> 1)
             generators: dict[torch.device, torch.Generator] = {}
-            for bucket in _buckets([weight for weight in weights if not self._takes_kernel(weight)]):
+            for bucket in _buckets(others):
                 device = bucket[0].device
                 if device not in generators:
                     seed = int(entropy.generate_state(1, np.uint64)[0]) >> 1

@@ -53,7 +53,7 @@ class Completion:
         return self.log_probability_sum / self.tokens
 
     def to_json(self) -> dict[str, Any]:
-        value = dict(vars(self))  # not `asdict`, which would copy every token id: half of the host's time
+        value = dict(vars(self))  # not `asdict`, which would copy every token id: a third of the host's time
         if not self.log_probabilities:
             del value["log_probabilities"]
         return value
