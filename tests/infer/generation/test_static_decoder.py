@@ -1,4 +1,4 @@
-"""Decoding with slots of fixed size gives the tokens of transformers, whatever the batch and however rows leave it."""
+"""Decoding with slots of fixed size gives the tokens of transformers, whatever else is in the batch."""
 
 from functools import partial
 
@@ -11,15 +11,49 @@ from joulelab.infer.generation import engine as engine_module
 from joulelab.infer.generation import static_decoder
 from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.fused_layers import FusedLayers
+from joulelab.infer.generation.sampler import AnswerEnds
 from joulelab.infer.generation.settings import GenerationSettings
-from joulelab.infer.generation.static_decoder import StaticDecoder, check_model, compiling_pays, sizes_that_pay
+from joulelab.infer.generation.static_decoder import (
+    PromptReader,
+    SlotCache,
+    StaticDecoder,
+    check_model,
+    compiling_pays,
+    prompts_at_once,
+    rows_at_once,
+)
 
 PROMPTS = [[5, 6, 7, 8, 9], [11], [12, 13], [20, 21, 22, 23, 24, 25, 26], [30, 31, 32]]
 SAMPLED = GenerationSettings(max_new_tokens=24, do_sample=True, temperature=0.9, top_p=0.9, n=2)
 
 
-def never(tokens, begin, end):
-    return None
+NEVER = AnswerEnds((), None)
+
+
+def decode(decoder, prompts, numbers, ends=NEVER):
+    """(tokens, log-probabilities) of all answers, in their order."""
+    n = decoder._settings.n
+    given = None if numbers is None else lambda prompt, answer: numbers[n * prompt + answer]
+    found = {number: (tokens.tolist(), logs) for number, tokens, logs in decoder.decode(prompts, given, ends)}
+    assert sorted(found) == list(range(len(prompts) * n))
+    return [found[number][0] for number in sorted(found)], [found[number][1] for number in sorted(found)]
+
+
+class LengthsByToken(AnswerEnds):
+    """Every answer ends after a number of tokens that its first token determines."""
+
+    def __init__(self):
+        super().__init__((), None)
+
+    def length(self, first):
+        return 1 + 5 * int(first) % 24
+
+    def may_end(self, tokens):
+        return np.ones(tokens.shape, dtype=bool)
+
+    def first(self, tokens, begin, end):
+        last = self.length(tokens[0]) - 1
+        return last if begin <= last < end else None
 
 
 def numbers_of(prompts, settings, seed=0):
@@ -29,55 +63,105 @@ def numbers_of(prompts, settings, seed=0):
 def test_greedy_tokens_equal_those_of_generate():
     """In float32 on a CPU, for prompts of different lengths that share a batch."""
     model = make_model()
-    found, _ = StaticDecoder(model, len(PROMPTS), 32, GenerationSettings(max_new_tokens=20)).decode(
-        PROMPTS, None, never
-    )
-    for prompt, tokens in zip(PROMPTS, found, strict=True):
+    decoder = StaticDecoder(model, len(PROMPTS), 32, GenerationSettings(max_new_tokens=20))
+    for prompt, tokens in zip(PROMPTS, decode(decoder, PROMPTS, None)[0], strict=True):
         expected = model.generate(
             torch.tensor([prompt]), max_new_tokens=20, min_new_tokens=20, do_sample=False, eos_token_id=None
         )
-        assert tokens.tolist() == expected[0, len(prompt) :].tolist()
+        assert tokens == expected[0, len(prompt) :].tolist()
 
 
 def test_attention_of_the_model_is_restored():
     model = make_model()
     before = model.config._attn_implementation
-    StaticDecoder(model, 5, 32, GenerationSettings(max_new_tokens=2)).decode(PROMPTS, None, never)
+    decode(StaticDecoder(model, 5, 32, GenerationSettings(max_new_tokens=2)), PROMPTS, None)
     assert model.config._attn_implementation == before
 
 
 def test_a_row_does_not_depend_on_the_batch():
     model = make_model()
     numbers = numbers_of(PROMPTS, SAMPLED)
-    together, _ = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
+    together, _ = decode(StaticDecoder(model, 10, 40, SAMPLED), PROMPTS, numbers)
     for place, prompt in enumerate(PROMPTS):
-        alone, _ = StaticDecoder(model, 2, 40, SAMPLED).decode([prompt], numbers[2 * place : 2 * place + 2], never)
-        assert [tokens.tolist() for tokens in alone] == [tokens.tolist() for tokens in together[2 * place :][:2]]
+        own = numbers[2 * place : 2 * place + 2]
+        alone, _ = decode(StaticDecoder(model, 2, 40, SAMPLED), [prompt], own)
+        assert alone == together[2 * place :][:2]
 
 
-@pytest.mark.parametrize("smallest", [1, 64])
-def test_rows_that_move_to_a_smaller_batch_continue_unchanged(monkeypatch, smallest):
-    """Answers end at different steps, so that half of the rows are finished more than once."""
-    monkeypatch.setattr(static_decoder, "_SMALLEST_BUCKET", smallest)
-    monkeypatch.setattr(static_decoder, "_MIN_STEPS_LEFT", 1)
-    model, numbers = make_model(), numbers_of(PROMPTS, SAMPLED)
-    whole, whole_logs = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
-    last_of = {tuple(tokens.tolist()): 3 * place % 24 for place, tokens in enumerate(whole)}
-    texts = [tuple(tokens.tolist()) for tokens in whole]
-
-    def finished_at(tokens, begin, end):
-        place = next(place for place, text in enumerate(texts) if text[:end] == tuple(tokens[:end].tolist()))
-        last = last_of[texts[place]]
-        return last if begin <= last < end else None
-
-    decoder = StaticDecoder(model, 10, 40, SAMPLED)
-    found, logs = decoder.decode(PROMPTS, numbers, finished_at)
-    assert [tokens.tolist() for tokens in found] == [list(text[: last_of[text] + 1]) for text in texts]
-    assert (len(decoder._run) > 1) == (smallest == 1)
+@pytest.mark.parametrize("rows", [2, 4, 6])
+def test_slots_of_answers_that_have_ended_are_used_again(rows):
+    """Answers end at different steps, and each has the tokens that it has if all are decoded at once to the end."""
+    prompts = [*PROMPTS, *([number, number + 1] for number in range(1, 20))]
+    model, numbers, ends = make_model(), numbers_of(prompts, SAMPLED), LengthsByToken()
+    whole, whole_logs = decode(StaticDecoder(model, 2 * len(prompts), 40, SAMPLED), prompts, numbers)
+    expected = [tokens[: ends.length(tokens[0])] for tokens in whole]
+    assert len({len(tokens) for tokens in expected}) > 5
+    decoder = StaticDecoder(model, rows, 40, SAMPLED)
+    found, logs = decode(decoder, prompts, numbers, ends)
+    assert found == expected
     assert all(np.allclose(own, every[: len(own)], atol=1e-5) for own, every in zip(logs, whole_logs, strict=True))
     assert [len(own) for own in logs] == [len(tokens) for tokens in found]
-    again, _ = decoder.decode(PROMPTS[:2], numbers[:4], never)
-    assert [tokens.tolist() for tokens in again] == [tokens.tolist() for tokens in whole[:4]]
+    assert decode(decoder, prompts[:2], numbers[:4])[0] == whole[:4]  # nothing is left of the prompts before
+
+
+def test_answers_are_given_while_others_are_decoded():
+    """A slot is used as soon as it is free: answers that end early leave before the first long one."""
+    model, numbers, ends = make_model(), numbers_of(PROMPTS, SAMPLED), LengthsByToken()
+    n, steps = SAMPLED.n, []
+    decoder = StaticDecoder(model, 4, 40, SAMPLED)
+    count, one = [], decoder._decode_one
+    decoder._decode_one = lambda rows: count.append(rows) or one(rows)
+    for _ in decoder.decode(PROMPTS, lambda prompt, answer: numbers[n * prompt + answer], ends):
+        steps.append(len(count))
+    assert len(set(steps)) > 3 and max(count) <= 4
+    assert len(count) < 3 * SAMPLED.max_new_tokens  # three batches of four rows would each run to the longest answer
+
+
+def test_a_check_finds_the_first_end_of_an_answer():
+    ends = AnswerEnds((7, 9), None)
+    tokens = np.array([1, 7, 9, 2, 9])
+    assert ends.may_end(tokens).tolist() == [False, True, True, False, True]
+    assert ends.may_end(np.array([[100, 9]])).tolist() == [[False, True]]
+    assert (ends.first(tokens, 0, 5), ends.first(tokens, 2, 5), ends.first(tokens, 3, 4)) == (1, 2, None)
+
+
+def test_prompts_are_read_in_groups_of_one_shape_for_each_length(monkeypatch):
+    """Shapes decide which kernels run and in which order they add, so that a prompt must not see its neighbors'."""
+    model, shapes = make_model(), []
+    cache = SlotCache(8, 128, torch.device("cpu"))
+
+    def capture(run):
+        run()
+        shapes.append(tuple(run.args[0].shape))
+        return run
+
+    reader = PromptReader(
+        model, cache, lambda length: [4, 1], capture=capture, prepared=lambda: static_decoder.decode_attention(model)
+    )
+    prompts = [[1 + place % 30 for place in range(1 + length)] for length in (3, 40, 30, 5, 31, 60, 7)]
+    reader.read(prompts, np.arange(7)[:, None])
+    assert sorted(shapes) == [(1, 32), (4, 32), (4, 64)]
+    plain = SlotCache(8, 128, torch.device("cpu"))
+    reader = PromptReader(model, plain, lambda length: [7], prepared=lambda: static_decoder.decode_attention(model))
+    reader.read(prompts, np.arange(7)[:, None])
+    for own, other in zip(cache.slots, plain.slots, strict=True):
+        for slot, prompt in enumerate(prompts):
+            torch.testing.assert_close(own.keys[slot, : len(prompt) - 1], other.keys[slot, : len(prompt) - 1])
+            torch.testing.assert_close(own.values[slot, : len(prompt) - 1], other.values[slot, : len(prompt) - 1])
+
+
+def test_group_sizes_leave_few_rows_waiting_and_fit_into_memory():
+    assert prompts_at_once(32, 768) == 64
+    assert prompts_at_once(1024, 1024) == 16
+    assert prompts_at_once(32_768, 4) == 1
+    assert prompts_at_once(32, 1) == 1
+
+
+def test_half_of_many_answers_are_decoded_at_a_time():
+    assert rows_at_once(answers=100, most=64, n=2) == 64
+    assert rows_at_once(answers=1000, most=1024, n=1) == 1000
+    assert rows_at_once(answers=3072, most=3072, n=2) == 1536
+    assert rows_at_once(answers=40_000, most=1536, n=2) == 1536
 
 
 def test_a_compiled_layer_gives_the_same_tokens(monkeypatch):
@@ -87,62 +171,47 @@ def test_a_compiled_layer_gives_the_same_tokens(monkeypatch):
     dynamo.reset()
     dynamo.utils.counters.clear()
     model, numbers = make_model(), numbers_of(PROMPTS, SAMPLED)
-    expected, _ = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
+    expected, _ = decode(StaticDecoder(model, 10, 40, SAMPLED), PROMPTS, numbers)
     decoder = StaticDecoder(model, 10, 40, SAMPLED)
-    decoder.decode(PROMPTS, numbers, never)  # allocates the slots
     numbers_before = [layer.self_attn.layer_idx for layer in model.model.layers]
 
     layer = static_decoder.compile_layer(model, "step", backend="eager", dynamic=False)
 
-    def compiled(bucket):
+    def compiled(rows):
         def step():
             with decoder._prepared_model(), static_decoder.compiled_layers(model, decoder._cache.slots, layer):
-                decoder._decode_one(bucket)
+                decoder._decode_one(rows)
 
         return step
 
-    monkeypatch.setattr(decoder, "_graph", compiled)
-    found, _ = decoder.decode(PROMPTS, numbers, never)
-    assert [tokens.tolist() for tokens in found] == [tokens.tolist() for tokens in expected]
+    monkeypatch.setattr(decoder, "_step", compiled)
+    found, _ = decode(decoder, PROMPTS, numbers)
+    assert found == expected
     assert len(numbers_before) > 1 and dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert [layer.self_attn.layer_idx for layer in model.model.layers] == numbers_before
 
 
-def test_a_compiled_step_serves_other_sizes_and_other_models_of_the_shape(monkeypatch):
-    """Two compilations of the layer: the first size as it is, the next for any number of rows."""
+def test_a_compiled_step_serves_other_models_of_the_shape(monkeypatch):
     import torch._dynamo as dynamo
 
-    monkeypatch.setattr(static_decoder, "_SMALLEST_BUCKET", 1)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     dynamo.reset()
     static_decoder.compile_copy.cache_clear()
     settings = GenerationSettings(max_new_tokens=24, do_sample=True, n=2)
     model, numbers = make_model(), numbers_of(PROMPTS, settings)
-    expected, _ = StaticDecoder(model, 32, 40, settings).decode(PROMPTS, numbers, never)
+    expected, _ = decode(StaticDecoder(model, 10, 40, settings), PROMPTS, numbers)
     dynamo.utils.counters.clear()
-    decoder = StaticDecoder(model, 32, 40, settings, compile_step=True)
-    for some in (PROMPTS, PROMPTS[:3], PROMPTS[:1], PROMPTS):
-        found, _ = decoder.decode(some, numbers[: 2 * len(some)], never)
-        assert [tokens.tolist() for tokens in found] == [tokens.tolist() for tokens in expected[: len(found)]]
-    assert sorted(decoder._run) == [2, 8, 16]
+    decoder = StaticDecoder(model, 10, 40, settings, compile_step=True)
+    for _ in range(2):
+        assert decode(decoder, PROMPTS, numbers)[0] == expected
     graphs = dynamo.utils.counters["stats"]["unique_graphs"]
-    assert graphs == 4  # two of the layer and two of the sampler
+    assert graphs == 2  # the layer and the sampler
     with torch.no_grad():
         other = make_model(seed=1)
-    expected, _ = StaticDecoder(other, 32, 40, settings).decode(PROMPTS, numbers, never)
-    found, _ = StaticDecoder(other, 32, 40, settings, compile_step=True).decode(PROMPTS, numbers, never)
-    assert [tokens.tolist() for tokens in found] == [tokens.tolist() for tokens in expected]
+    expected, _ = decode(StaticDecoder(other, 10, 40, settings), PROMPTS, numbers)
+    assert decode(StaticDecoder(other, 10, 40, settings, compile_step=True), PROMPTS, numbers)[0] == expected
     assert dynamo.utils.counters["stats"]["unique_graphs"] == graphs
     static_decoder.compile_copy.cache_clear()
-
-
-def test_sizes_are_captured_where_answers_that_end_early_save_more():
-    assert sizes_that_pay(rows=1536, new_tokens=96, batches=1, compiled=True) == [1536]
-    assert sizes_that_pay(rows=1536, new_tokens=96, batches=26, compiled=True) == [1536, 192, 96]
-    assert sizes_that_pay(rows=1536, new_tokens=96, batches=26, compiled=False) == [1536, 768, 384, 192, 96]
-    assert sizes_that_pay(rows=64, new_tokens=96, batches=1000, compiled=True) == [64]
-    decoder = StaticDecoder(make_model(), 256, 40, SAMPLED, sizes=[256, 64])
-    assert [decoder._bucket(rows) for rows in (1, 64, 65, 256)] == [64, 64, 256, 256]
 
 
 def test_joined_layers_give_the_same_tokens_and_follow_the_weights():
@@ -151,9 +220,9 @@ def test_joined_layers_give_the_same_tokens_and_follow_the_weights():
     joined = StaticDecoder(model, 10, 40, SAMPLED, fused=layers)
     assert layers.present
     for _ in range(2):
-        expected, _ = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
-        found, _ = joined.decode(PROMPTS, numbers, never)
-        assert [tokens.tolist() for tokens in found] == [tokens.tolist() for tokens in expected]
+        expected, _ = decode(StaticDecoder(model, 10, 40, SAMPLED), PROMPTS, numbers)
+        found, _ = decode(joined, PROMPTS, numbers)
+        assert found == expected
         with torch.no_grad():  # as a training step does
             for parameter in model.parameters():
                 parameter.mul_(1.3)
@@ -175,20 +244,38 @@ def test_layers_that_only_look_alike_are_found_by_their_logits():
     assert not static_decoder._same_logits(model, FusedLayers(model))
 
 
-def test_prompts_read_by_a_compiled_layer_give_the_same_tokens():
-    """One compilation for all lengths and numbers of prompts."""
+def test_prompts_read_by_a_compiled_layer_give_the_same_tokens(monkeypatch):
+    """One compilation for all lengths."""
     import torch._dynamo as dynamo
 
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     dynamo.reset()
     dynamo.utils.counters.clear()
-    model, numbers = make_model(), numbers_of(PROMPTS, SAMPLED)
-    expected, _ = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
-    decoder = StaticDecoder(model, 10, 40, SAMPLED, compile_prompts=True)
-    decoder._prompt_layer = static_decoder.compile_layer(model, "prompts", backend="eager", dynamic=True)
-    for some in (PROMPTS, PROMPTS[2:], PROMPTS[::-1], PROMPTS):
-        found, _ = decoder.decode(some, numbers[: 2 * len(some)], never)
-    assert [tokens.tolist() for tokens in found] == [tokens.tolist() for tokens in expected]
+    static_decoder.compile_copy.cache_clear()
+    prompts = [*PROMPTS, [1 + place % 30 for place in range(49)]]
+    # torch takes a length that equals another dimension for the same one, and would compile again for the next
+    model, numbers = make_model(hidden_size=40), numbers_of(prompts, SAMPLED)
+    expected, _ = decode(StaticDecoder(model, 12, 80, SAMPLED), prompts, numbers)
+    decoder = StaticDecoder(model, 12, 80, SAMPLED, compile_prompts=True)
+    decoder._prompts._capture, decoder._can_capture = decoder._captured_prompts, True  # as on a GPU
+    decoder._run = partial(decoder._eager, partial(decoder._decode_one, 12))
+
+    def capture(run):
+        """A graph contains the calls as they were at the capture."""
+
+        def replay():
+            with decoder._prepared_model(), decoder._prompt_layers(run.args[1]):
+                run()
+
+        run()
+        return replay
+
+    monkeypatch.setattr(static_decoder, "capture_cuda_graph", capture)
+    for _ in range(2):  # a shape is captured when it occurs again
+        assert decode(decoder, prompts, numbers)[0] == expected
     assert dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    static_decoder.compile_copy.cache_clear()
 
 
 def test_a_generator_keeps_its_decoder_and_checks_its_model_once(monkeypatch):
@@ -230,17 +317,17 @@ def test_a_quantized_model_that_cannot_be_captured_generates_without_graphs(monk
     monkeypatch.setattr(static_decoder, "capture_cuda_graph", fails)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     model, numbers, notes = make_model(), numbers_of(PROMPTS, SAMPLED), []
-    expected, _ = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
+    expected, _ = decode(StaticDecoder(model, 10, 40, SAMPLED), PROMPTS, numbers)
 
-    def decode():
+    def generate():
         decoder = StaticDecoder(model, 10, 40, SAMPLED, note=notes.append)
         decoder._can_capture = True  # as on a GPU
-        return decoder.decode(PROMPTS, numbers, never)[0]
+        return decode(decoder, PROMPTS, numbers)[0]
 
     with pytest.raises(RuntimeError, match="not permitted"):
-        decode()
+        generate()
     monkeypatch.setattr(static_decoder, "quantization_of", lambda model: "int8")
-    assert [tokens.tolist() for tokens in decode()] == [tokens.tolist() for tokens in expected]
+    assert generate() == expected
     assert len(notes) == 1 and notes[0].endswith("operation not permitted when stream is capturing")
 
 

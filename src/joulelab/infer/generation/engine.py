@@ -37,7 +37,7 @@ from joulelab.infer.generation.completions import (
     end_ids,
     truncate_at_stop,
 )
-from joulelab.infer.generation.sampler import StopTexts, answer_random_numbers, sample_tokens
+from joulelab.infer.generation.sampler import AnswerEnds, StopTexts, answer_random_numbers, sample_tokens
 from joulelab.infer.generation.settings import CacheKind, GenerationSettings
 from joulelab.infer.generation.static_decoder import (
     ModelSupport,
@@ -46,8 +46,8 @@ from joulelab.infer.generation.static_decoder import (
     check_model,
     compiling_pays,
     compiling_prompts_pays,
+    rows_at_once,
     rows_that_fit,
-    sizes_that_pay,
 )
 from joulelab.zoo.quantized_layers import quantization_of
 
@@ -182,8 +182,7 @@ class _KeptDecoder:
 
 
 class TransformersGenerator:
-    """Generator for a transformers model. Batches follow the order of the prompts, so a resume forms the same
-    batches."""
+    """Generator for a transformers model. Answers come in the order of the prompts."""
 
     energy_gap: str | None = None
 
@@ -224,6 +223,7 @@ class TransformersGenerator:
         self._end_ids = end_ids(model, tokenizer)
         self._words = vocab_size_of(tokenizer)
         self._stops = StopTexts(tokenizer, settings.stop)
+        self._answer_ends = AnswerEnds(self._end_ids, self._stops)
 
     def renewed(self, seed: int, identity: str) -> TransformersGenerator:
         """The same for other random numbers or changed weights; both share decoder, compiled layers and graphs."""
@@ -245,41 +245,46 @@ class TransformersGenerator:
         longest = max((len(prompt) for prompt in encoded), default=0)
         require_positions(self._model.config, longest, self.settings.max_new_tokens)
         reader = self._reader(self._whole or encoded)
-        for start in range(0, len(encoded), self.prompts_at_once):
-            batch = encoded[start : start + self.prompts_at_once]
-            with _explain_out_of_memory(self.prompts_at_once):
-                completions = self._decode(reader, batch)
-            for number, prompt in enumerate(batch):
-                own = completions[number * self.settings.n : (number + 1) * self.settings.n]
-                yield [self._to_completion(completion, len(prompt)) for completion in own]
+        found = (
+            self._decode_static(reader, encoded) if isinstance(reader, StaticDecoder) else self._decode(reader, encoded)
+        )
+        with _explain_out_of_memory(self.prompts_at_once):
+            for prompt, completions in zip(encoded, found, strict=True):
+                yield [self._to_completion(completion, len(prompt)) for completion in completions]
 
     def _decode(
-        self, reader: CachedDecoder | StaticDecoder | None, batch: Sequence[Sequence[int]]
-    ) -> list[PartialCompletion]:
-        if isinstance(reader, StaticDecoder):
-            return self._decode_static(reader, batch)
-        with self._eval_mode():
-            if reader is not None:
-                return decode_batch(reader, batch, self.settings, self._ends, self._device, self._words)
-            return beam_search(self._model, batch, self.settings, self._end_ids, self._ends, self._device, self._words)
+        self, reader: CachedDecoder | None, encoded: Sequence[Sequence[int]]
+    ) -> Iterator[list[PartialCompletion]]:
+        n = self.settings.n
+        for start in range(0, len(encoded), self.prompts_at_once):
+            batch = encoded[start : start + self.prompts_at_once]
+            with self._eval_mode():
+                if reader is not None:
+                    found = decode_batch(reader, batch, self.settings, self._ends, self._device, self._words)
+                else:
+                    found = beam_search(
+                        self._model, batch, self.settings, self._end_ids, self._ends, self._device, self._words
+                    )
+            yield from (found[place * n : (place + 1) * n] for place in range(len(batch)))
 
-    def _decode_static(self, reader: StaticDecoder, batch: Sequence[Sequence[int]]) -> list[PartialCompletion]:
-        tokens, logs = reader.decode(batch, _random_numbers(batch, self.settings), self._finished_at)
-        return [
-            PartialCompletion(
-                found.tolist(), own.tolist(), None if len(found) == self.settings.max_new_tokens else "stop"
-            )
-            for found, own in zip(tokens, logs, strict=True)
-        ]
+    def _decode_static(
+        self, decoder: StaticDecoder, encoded: Sequence[Sequence[int]]
+    ) -> Iterator[list[PartialCompletion]]:
+        """In the order of the prompts; an answer waits for those before it."""
+        settings = self.settings
+        n, limit = settings.n, settings.max_new_tokens
 
-    def _finished_at(self, tokens: NDArray[np.int64], begin: int, end: int) -> int | None:
-        for place in range(begin, end):
-            token = int(tokens[place])
-            if token in self._end_ids:
-                return place
-            if self._stops.could_complete(token) and self._stops.reached(tokens[: place + 1].tolist()):
-                return place
-        return None
+        def numbers(prompt: int, answer: int) -> NDArray[np.float64]:
+            return answer_random_numbers(settings, encoded[prompt], answer)
+
+        ended: dict[int, PartialCompletion] = {}
+        given = 0
+        for number, tokens, logs in decoder.decode(encoded, numbers if settings.do_sample else None, self._answer_ends):
+            reason: FinishReason | None = None if len(tokens) == limit else "stop"
+            ended[number] = PartialCompletion(tokens.tolist(), logs.tolist(), reason)
+            while all(place in ended for place in range(given, given + n)):
+                yield [ended.pop(place) for place in range(given, given + n)]
+                given += n
 
     def _reader(self, encoded: Sequence[Sequence[int]]) -> CachedDecoder | StaticDecoder | None:
         """For these prompts; None: beam search, which has its own cache."""
@@ -287,24 +292,24 @@ class TransformersGenerator:
             return None
         n, new_tokens = self.settings.n, self.settings.max_new_tokens
         tokens = max((len(prompt) for prompt in encoded), default=0) + new_tokens
+        on_gpu, answers = self._device.type == "cuda", len(encoded) * n
         kept = self._kept.decoder
-        if kept is not None and min(len(encoded), self.prompts_at_once) * n <= kept.capacity and tokens <= kept.tokens:
+        if kept is not None and tokens <= kept.tokens and self._rows(answers) <= kept.capacity:
             return kept
         self._kept.decoder = kept = None  # frees its cache before the next one is allocated
-        on_gpu = self._device.type == "cuda"
         if on_gpu and self._cache != "growing":
             self.prompts_at_once = max(1, min(self.prompts_at_once, rows_that_fit(self._model, tokens) // n))
-        batches = math.ceil(self._passes * math.ceil(len(encoded) / self.prompts_at_once))
-        is_long = new_tokens * batches >= _STATIC_CACHE_MIN_STEPS
+        rows = self._rows(answers)
+        steps = new_tokens * math.ceil(self._passes * math.ceil(answers / max(1, rows)))
+        is_long = steps >= _STATIC_CACHE_MIN_STEPS
         if self._cache == "growing" or (self._cache == "auto" and not (on_gpu and is_long)):
             return GrowingCacheDecoder(self._model)
         support = self._supported()
         if not support.slots:
             return GrowingCacheDecoder(self._model)
-        rows = min(len(encoded), self.prompts_at_once) * n
         compile_step = self._compile_step
         if compile_step is None:  # what compiling saves was measured without quantized layers
-            compile_step = quantization_of(self._model) is None and compiling_pays(rows, new_tokens * batches)
+            compile_step = quantization_of(self._model) is None and compiling_pays(rows, steps)
         prompt_tokens = round(self._passes * sum(map(len, encoded)))
         self._kept.decoder = StaticDecoder(
             self._model,
@@ -312,7 +317,6 @@ class TransformersGenerator:
             tokens,
             self.settings,
             words=self._words,
-            sizes=sizes_that_pay(rows, new_tokens, batches, compile_step) if on_gpu else None,
             compile_step=compile_step and on_gpu,
             compile_prompts=compile_step and on_gpu and compiling_prompts_pays(prompt_tokens),
             fused=support.fused,
@@ -320,6 +324,9 @@ class TransformersGenerator:
             note=self._note,
         )
         return self._kept.decoder
+
+    def _rows(self, answers: int) -> int:
+        return rows_at_once(answers, self.prompts_at_once * self.settings.n, self.settings.n)
 
     def _supported(self) -> ModelSupport:
         """Checked once: that takes several forward passes."""

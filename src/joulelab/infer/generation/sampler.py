@@ -163,6 +163,7 @@ def _inverse_cdf(weights_RV: Tensor, numbers_R: Tensor) -> Tensor:
     return (block_R1 * _BLOCK + place_R1).squeeze(-1)
 
 
+_UNKNOWN = -1
 # What a tokenizer decodes for bytes that are not a complete character.
 _INCOMPLETE_CHARACTER = "\ufffd"
 
@@ -202,3 +203,35 @@ class StopTexts:
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+class AnswerEnds:
+    """Where answers end: at an end token, or with a stop text."""
+
+    def __init__(self, end_ids: Sequence[int], stops: StopTexts | None) -> None:
+        self._end_ids, self._stops = frozenset(end_ids), stops
+        self._may_end = np.zeros(0, dtype=np.int8)
+        """By token; unknown until the token occurs."""
+
+    def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tokens that end an answer or could complete a stop text; one lookup for all rows."""
+        largest = int(tokens.max(initial=0))
+        if largest >= len(self._may_end):
+            self._may_end = np.append(self._may_end, np.full(largest + 1 - len(self._may_end), _UNKNOWN, dtype=np.int8))
+        for token in np.unique(tokens[self._may_end[tokens] == _UNKNOWN]).tolist():
+            self._may_end[token] = token in self._end_ids or (
+                self._stops is not None and self._stops.could_complete(token)
+            )
+        found: NDArray[np.bool_] = self._may_end[tokens] == 1
+        return found
+
+    def first(self, tokens: NDArray[np.int64], begin: int, end: int) -> int | None:
+        """Index of the token in [begin, end) that ends the answer; None: it goes on."""
+        for place in range(begin, end):
+            token = int(tokens[place])
+            if token in self._end_ids:
+                return place
+            could_stop = self._stops is not None and self._stops.could_complete(token)
+            if could_stop and self._stops.reached(tokens[: place + 1].tolist()):  # type: ignore[union-attr]
+                return place
+        return None

@@ -2,26 +2,32 @@
 
 The step reads a token of every row, writes its keys and values, samples the next token and stores it, so the host only
 launches graphs. Every few steps it checks the tokens of the steps before, while the device works on the next ones: it
-finds finished answers (end tokens and stop texts), and when enough rows are finished, the others move to a graph for
-fewer rows. Graphs are captured when they are first needed, for the numbers of rows that `sizes_that_pay` chooses.
+finds finished answers (end tokens and stop texts) and gives their slots to the next prompts, so that a step always has
+the same number of rows and few of them are idle (continuous batching, Yu et al., 2022).
 
-A decoder outlives its batch: later ones find its cache, its compiled layer and its graphs, and read the weights as they
-are then. Compiled layers also serve later decoders of this process for models of the same shape.
+A row's numbers do not depend on the other rows: every step has the same shape, and prompts are read in groups of one
+shape for each length, rounded up to a power of two. So an answer has the same tokens in any order of the prompts, after
+a resume and in a shard, as long as the number of rows is the same.
+
+A decoder outlives its prompts: later ones find its cache, its compiled layer and its graphs, and read the weights as
+they are then. Compiled layers also serve later decoders of this process for models of the same shape.
 
 Rows have their own lengths: the cache has one slot per row, filled from position 0, so there is no padding to mask, and
 attention reads only the positions in use. A prompt is read once for all of its answers, except its last token: that is
-the first token of the decoding loop, whose logits are then the only ones needed. Prompts of similar length are read
-together; reading few short ones is captured by size when a size occurs again, reading many is compiled if that pays.
+the first token of the decoding loop, whose logits are then the only ones needed.
 
-Shapes: P prompts, R rows (`n` per prompt), T positions of a slot, S steps, H heads, K key-value heads, D head size.
+Shapes: P prompts, R rows (`n` per prompt), T positions of a slot, S steps of an answer, C steps between two checks, H
+heads, K key-value heads, D head size.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import islice
 from types import FunctionType
 from typing import Any
 
@@ -35,7 +41,7 @@ from transformers import Cache
 from joulelab import clock
 from joulelab.infer.generation.cache import forward_arguments
 from joulelab.infer.generation.fused_layers import FusedLayers
-from joulelab.infer.generation.sampler import sample_tokens
+from joulelab.infer.generation.sampler import AnswerEnds, sample_tokens
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.infer.recipes import capture_cuda_graph
 from joulelab.train.optim import repeated_blocks
@@ -43,24 +49,20 @@ from joulelab.zoo.quantized_layers import quantization_of
 
 NAME = "joulelab_decode"
 _BLOCK = 64
-_PROMPT_TOKENS_AT_ONCE = 32_768
-# Reading fewer tokens takes as long as its launches, so it is captured, for lengths rounded up to a power of two.
-_CAPTURED_PROMPT_TOKENS = 4096
+# Prompt tokens that are read in one call, padding included. More of them keep the GPU busier; fewer leave fewer rows
+# waiting for a prompt, because a group is read when there is room for all of it.
+_PROMPT_TOKENS_AT_ONCE = 16_384
+_GROUP_SHARE = 8
+# Prompts are rounded up to a power of two, at least this one.
 _SHORTEST_PROMPT = 32
-_ALIGNED = 16
-# Steps between two checks by the host: few, because rows that have ended keep running until the host notices.
-_CHUNK = 4
-# Below this, a step takes as long with half of the rows, because it is bound by reading the weights.
-_SMALLEST_BUCKET = 64
-# With fewer steps left, moving rows to a smaller graph does not pay.
-_MIN_STEPS_LEFT = 16
+# Steps between two checks by the host: few, because rows that have ended keep running until the host notices; more
+# with few rows, whose steps take as long as the check.
+_STEPS_PER_CHECK, _STEPS_PER_CHECK_FEW_ROWS, _FEW_ROWS = 2, 4, 256
 # Joules on an H200: to compile the step, and what every later step then saves, partly per row (docs/results.md).
 _COMPILE_J = 1500.0
 _SAVED_PER_STEP_J, _SAVED_PER_ROW_J = 0.35, 0.006
-# Joules on an H200: to capture a step that is compiled, and what a row takes per step.
-_CAPTURE_J, _ROW_STEP_J = 60.0, 0.002
-# Part of the steps for which a batch has half of its rows, if answers end evenly over the steps.
-_HALF_FINISHED = 0.25
+# More rows than these take no less energy per row on an H200.
+_ENOUGH_ROWS = 1024
 # Prompt tokens from which compiling the reading of prompts saves more energy than it uses.
 _COMPILED_PROMPT_TOKENS = 500_000
 # Of the free GPU memory: logits, activations and captured graphs need the rest.
@@ -70,8 +72,8 @@ _SAME_LOGITS = 0.05
 
 SetupNote = Callable[[str, int, int], None]
 """(activity, begin, end) in monotonic nanoseconds: time that is not part of generation."""
-FinishedAt = Callable[[NDArray[np.int64], int, int], int | None]
-"""(tokens of a row so far, first new one, end) -> index of the token that ends the answer, or None."""
+RandomNumbers = Callable[[int, int], NDArray[np.float64]]
+"""(number of the prompt, number of its answer) -> one random number per token."""
 
 
 class LayerSlots:
@@ -147,12 +149,6 @@ class SlotCache(Cache):  # type: ignore[misc]
             return self.slots[layer_idx].update(key_states, value_states, layer_idx)
         self.slots[layer_idx].write_prompts(key_states, value_states, self._prompt_slots_PN)
         return key_states, value_states
-
-    def keep(self, rows_R: Tensor) -> None:
-        for layer in self.slots:
-            for states in (layer.keys, layer.values):
-                # The right side is copied before it is assigned, so overlapping rows are safe.
-                states[: len(rows_R)] = states[rows_R]
 
     # transformers derives positions and masks from the length; both are passed explicitly here.
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -264,114 +260,88 @@ def decode_attention(model: Any) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-class StaticDecoder:
-    """Greedy or sampled decoding of batches of at most `rows` answers."""
+class PromptReader:
+    """Reads prompts into the slots of a cache, in groups of fixed shapes that are captured as CUDA graphs.
+
+    A group has `sizes(length)` prompts: the largest number first, a smaller one for the rest. A group that is not full
+    repeats its last prompt, which writes the same into the same slots.
+    """
 
     def __init__(
         self,
         model: Any,
-        rows: int,
-        tokens: int,
-        settings: GenerationSettings,
+        cache: SlotCache,
+        sizes: Callable[[int], Sequence[int]],
         *,
-        words: int | None = None,
-        sizes: Sequence[int] | None = None,
-        compile_step: bool = False,
-        compile_prompts: bool = False,
-        fused: FusedLayers | None = None,
-        note_setup: SetupNote = lambda activity, begin_ns, end_ns: None,
-        note: Callable[[str], None] = lambda text: None,
+        capture: Callable[[Callable[[], None]], Callable[[], Any]] | None = None,
+        capture_at_once: bool = True,
+        prepared: Callable[[], AbstractContextManager[None]] = nullcontext,
+        layers: Callable[[Tensor], AbstractContextManager[None]] = lambda slots_PN: nullcontext(),
     ) -> None:
-        """`tokens`: length of the longest prompt plus its answer. Logits beyond the first `words` are padding of the
-        vocabulary. `sizes`: numbers of rows that a step may have, `rows` among them; None: all halves of it.
-        `note_setup` gets the times of compilations and captures, `note` remarks for the user."""
-        device = next(model.parameters()).device
-        self._model, self._settings, self._words, self._device = model, settings, words, device
-        self._steps = settings.max_new_tokens
-        self.capacity, self.tokens = rows, -(-tokens // _BLOCK) * _BLOCK
-        self._sizes = sorted(_halves(rows) if sizes is None else sizes)
-        self._cache = SlotCache(rows, self.tokens, device)
-        self._token_R = torch.zeros(rows, dtype=torch.long, device=device)
-        self._numbers_RS = torch.zeros(rows, self._steps, dtype=torch.float64, device=device)
-        self._tokens_RS = torch.zeros(rows, self._steps, dtype=torch.long, device=device)
-        self._logs_RS = torch.zeros(rows, self._steps, dtype=torch.float32, device=device)
-        self._step_1 = torch.zeros(1, dtype=torch.long, device=device)
-        self._run: dict[int, Callable[[], Any]] = {}
-        self._prompt_graphs: dict[tuple[int, int], tuple[Callable[[], Any], Tensor, Tensor]] = {}
-        self._prompt_shapes: set[tuple[int, int]] = set()
-        self._compile_step, self._compile_prompts = compile_step, compile_prompts
-        self._note_setup, self._note = note_setup, note
-        self._can_capture = device.type == "cuda"
-        self._fused = fused
-        self._prompt_layer: Any = None
-        self._is_prompt = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-        self._positions_T = torch.arange(self.tokens, device=device)
-        self._sample: Any = sample_tokens
-        if compile_step:
-            sampling = settings.model_dump(include={"do_sample", "temperature", "top_p", "top_k"})
-            self._sample = compile_copy(sample_tokens, (*sampling.items(), words, model.dtype, device))
+        """`capture` None: nothing is captured, and groups are as large as the prompts that are given. With
+        `capture_at_once` false, a shape is captured when it occurs again. `prepared` and `layers` wrap the calls of the
+        model."""
+        self._model, self._cache, self._sizes = model, cache, sizes
+        self._capture, self._capture_at_once, self._prepared, self._layers = capture, capture_at_once, prepared, layers
+        self._device = cache.places_R.device
+        self._graphs: dict[tuple[int, int], tuple[Callable[[], Any], Tensor, Tensor]] = {}
+        self._shapes: set[tuple[int, int]] = set()
+        self._is_prompt = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self._device)
+        self._positions_T = torch.arange(cache.tokens, device=self._device)
 
-    @property
-    def cache_bytes(self) -> int:
-        return sum(states.nbytes for layer in self._cache.slots for states in (layer.keys, layer.values))
+    def length(self, prompt: Sequence[int]) -> int:
+        """Positions that reading this prompt without its last token takes."""
+        if self._capture is None:
+            return max(1, len(prompt) - 1)
+        return min(self._cache.tokens, max(_SHORTEST_PROMPT, _power_of_2(len(prompt) - 1)))
 
-    def read_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Fill the slots with the prompts without their last tokens, which the first step reads."""
-        n = self._settings.n
-        order = sorted(
-            (place for place, prompt in enumerate(prompts) if len(prompt) > 1), key=lambda i: len(prompts[i])
-        )
+    def group_size(self, prompt: Sequence[int]) -> int:
+        return self._sizes(self.length(prompt))[0]
+
+    def read(self, prompts: Sequence[Sequence[int]], slots_PN: NDArray[np.int64]) -> None:
+        """Fill slots with prompts without their last tokens, which the first step reads."""
+        order = [place for place, prompt in enumerate(prompts) if len(prompt) > 1]
+        order.sort(key=lambda place: self.length(prompts[place]))
         while order:
-            longest = len(prompts[order[-1]]) - 1
-            some = [order.pop() for _ in range(min(len(order), max(1, _PROMPT_TOKENS_AT_ONCE // longest)))]
-            self._read([prompts[place][:-1] for place in some], torch.tensor(some)[:, None] * n + torch.arange(n))
+            length = self.length(prompts[order[-1]])
+            same = [place for place in order if self._capture is None or self.length(prompts[place]) == length]
+            sizes = self._sizes(length)
+            some = same[-sizes[0] :]
+            del order[-len(some) :]
+            size = len(some)
+            if self._capture is not None:
+                size = min(one for one in sizes if one >= len(some))
+            places = [*some, *[some[-1]] * (size - len(some))]
+            ids_PT = np.zeros((size, length), dtype=np.int64)
+            for row, place in enumerate(places):
+                ids_PT[row, : len(prompts[place]) - 1] = prompts[place][:-1]
+            self._read_group(ids_PT, slots_PN[places])
 
-    def _read(self, prompts: Sequence[Sequence[int]], slots_PN: Tensor) -> None:
-        longest = len(prompts[0])
-        if not self._can_capture or len(prompts) * longest > _CAPTURED_PROMPT_TOKENS:
-            # Kernels read 16 bytes at once where lengths allow it.
-            ids_PT = _padded(prompts, -(-longest // _ALIGNED) * _ALIGNED).to(self._device)
-            self._read_now(ids_PT, slots_PN.to(self._device))
-            return
-        rows, length = _power_of_2(len(prompts)), min(self.tokens, max(_SHORTEST_PROMPT, _power_of_2(longest)))
-        # Rows are filled up with copies of the last prompt, which write the same into the same slots.
-        slots_PN = torch.cat([slots_PN, slots_PN[-1:].expand(rows - len(prompts), -1)]).to(self._device)
-        ids_PT = _padded([*prompts, *[prompts[-1]] * (rows - len(prompts))], length).to(self._device)
-        graph = self._prompt_graphs.get((rows, length))
+    def _read_group(self, ids_PT: NDArray[np.int64], slots_PN: NDArray[np.int64]) -> None:
+        shape = ids_PT.shape[0], ids_PT.shape[1]
+        ids, slots = to_device(ids_PT, self._device), to_device(slots_PN, self._device)
+        graph = self._graphs.get(shape)
         if graph is not None:
-            run, ids, slots = graph
-            ids.copy_(ids_PT)
-            slots.copy_(slots_PN)
+            run, own_ids, own_slots = graph
+            own_ids.copy_(ids)
+            own_slots.copy_(slots)
             run()
-        elif self._compile_step or (rows, length) in self._prompt_shapes:
-            begin_ns = clock.now().mono_ns
-            with self._prepared_model():
+        elif self._capture is not None and (self._capture_at_once or shape in self._shapes):
+            with self._prepared(), self._layers(slots):
                 # Reads the prompts, too: the calls before the capture are the work itself.
-                run = self._capture(partial(self._forward_prompts, ids_PT, slots_PN))
-            self._prompt_graphs[rows, length] = run, ids_PT, slots_PN
-            torch.cuda.synchronize()
-            self._note_setup("capture", begin_ns, clock.now().mono_ns)
+                self._graphs[shape] = self._capture(partial(self._forward, ids, slots)), ids, slots
         else:
-            self._prompt_shapes.add((rows, length))
-            self._read_now(ids_PT, slots_PN)
+            self._shapes.add(shape)
+            with self._prepared():
+                self._forward(ids, slots)
 
-    def _read_now(self, ids_PT: Tensor, slots_PN: Tensor) -> None:
-        with self._prepared_model():
-            # The first batch allocates the slots, which a compiled layer then writes.
-            if not (self._compile_prompts and self._cache.slots):
-                self._forward_prompts(ids_PT, slots_PN)
-                return
-            begin_ns, is_first = clock.now().mono_ns, self._prompt_layer is None
-            if is_first:
-                self._prompt_layer = compile_layer(self._model, self._layer_variant, dynamic=True)
-            slots = [PromptSlots(layer, slots_PN) for layer in self._cache.slots]
-            with compiled_layers(self._model, slots, self._prompt_layer):
-                self._forward_prompts(ids_PT, slots_PN)
-            if is_first:
-                torch.cuda.synchronize()
-                self._note_setup("compile", begin_ns, clock.now().mono_ns)
+    def allocate(self) -> None:
+        """Make the slots of all layers, which captured and compiled calls need."""
+        if not self._cache.slots:
+            with self._prepared():
+                self._forward(*(torch.zeros(1, 1, dtype=torch.long, device=self._device) for _ in range(2)))
 
-    def _forward_prompts(self, ids_PT: Tensor, slots_PN: Tensor) -> None:
+    def _forward(self, ids_PT: Tensor, slots_PN: Tensor) -> None:
         """Padding is on the right here: causal attention never looks at it, and a slot is filled from position 0."""
         rows, length = ids_PT.shape
         with self._cache.reading_prompts(slots_PN):
@@ -383,6 +353,213 @@ class StaticDecoder:
                 use_cache=True,
                 logits_to_keep=1,
             )
+
+
+def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy that does not make the host wait for earlier work of the device, as one of pageable memory does."""
+    source = torch.from_numpy(np.ascontiguousarray(values))
+    return source.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else source.clone()
+
+
+@dataclass(frozen=True)
+class _LaunchedSteps:
+    """Some steps that the device works on."""
+
+    answers_R: NDArray[np.int64]
+    """Number of the answer in each slot at the launch; -1: none."""
+    tokens_RC: Tensor
+    logs_RC: Tensor
+    event: Any
+    """Complete when the tensors are; None: they are already."""
+
+
+class StaticDecoder:
+    """Greedy or sampled decoding of any number of answers, `rows` of them at a time."""
+
+    def __init__(
+        self,
+        model: Any,
+        rows: int,
+        tokens: int,
+        settings: GenerationSettings,
+        *,
+        words: int | None = None,
+        compile_step: bool = False,
+        compile_prompts: bool = False,
+        fused: FusedLayers | None = None,
+        note_setup: SetupNote = lambda activity, begin_ns, end_ns: None,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`rows`: a multiple of `settings.n`. `tokens`: length of the longest prompt plus its answer. Logits beyond the
+        first `words` are padding of the vocabulary. `note_setup` gets the times of compilations and captures, `note`
+        remarks for the user."""
+        device = next(model.parameters()).device
+        self._model, self._settings, self._words, self._device = model, settings, words, device
+        self._steps = settings.max_new_tokens
+        per_check = _STEPS_PER_CHECK if rows >= _FEW_ROWS else _STEPS_PER_CHECK_FEW_ROWS
+        self._per_check = min(per_check, self._steps)
+        self.capacity, self.tokens = rows, -(-tokens // _BLOCK) * _BLOCK
+        self._cache = SlotCache(rows, self.tokens, device)
+        self._token_R = torch.zeros(rows, dtype=torch.long, device=device)
+        self._step_R = torch.zeros(rows, dtype=torch.long, device=device)
+        self._numbers_RS = torch.zeros(rows, self._steps, dtype=torch.float64, device=device)
+        self._tokens_RC = torch.zeros(rows, self._per_check, dtype=torch.long, device=device)
+        self._logs_RC = torch.zeros(rows, self._per_check, dtype=torch.float32, device=device)
+        self._column_1 = torch.zeros(1, dtype=torch.long, device=device)
+        self._run: Callable[[], Any] | None = None
+        self._compile_step, self._compile_prompts = compile_step, compile_prompts
+        self._note_setup, self._note = note_setup, note
+        self._can_capture = device.type == "cuda"
+        self._fused = fused
+        self._sample: Any = sample_tokens
+        if compile_step:
+            sampling = settings.model_dump(include={"do_sample", "temperature", "top_p", "top_k"})
+            self._sample = compile_copy(sample_tokens, (*sampling.items(), words, model.dtype, device))
+        self._prompts = PromptReader(
+            model,
+            self._cache,
+            lambda length: [prompts_at_once(length, rows // settings.n)],
+            capture=self._captured_prompts if self._can_capture else None,
+            capture_at_once=compile_step,
+            prepared=self._prepared_model,
+            layers=self._prompt_layers,
+        )
+
+    @property
+    def cache_bytes(self) -> int:
+        return sum(states.nbytes for layer in self._cache.slots for states in (layer.keys, layer.values))
+
+    @torch.no_grad()
+    def decode(
+        self, prompts: Sequence[Sequence[int]], numbers: RandomNumbers | None, ends: AnswerEnds
+    ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float32]]]:
+        """As answers end: their number (answers to a prompt are adjacent), their tokens up to the end, and the
+        log-probabilities of these."""
+        if self._fused is not None:
+            self._fused.refresh()
+        self._prompts.allocate()
+        self._cache.places_R.zero_()
+        self._column_1.zero_()
+        waiting = deque(range(len(prompts)))
+        answers_R = np.full(self.capacity, -1)
+        lengths_R = np.zeros(self.capacity, dtype=np.int64)
+        # What the last check reads may go beyond the end of an answer.
+        tokens_RS = np.zeros((self.capacity, self._steps + self._per_check), dtype=np.int64)
+        logs_RS = np.zeros(tokens_RS.shape, dtype=np.float32)
+        launched: _LaunchedSteps | None = None
+        while True:
+            # The device works on what was launched last while the host prepares and launches the next steps, and on
+            # those while the host, and whoever takes the answers, works on the results of the ones before.
+            for some, slots_PN in self._groups_with_room(waiting, prompts, answers_R):
+                self._begin([prompts[place] for place in some], some, numbers, slots_PN)
+                answers_R[slots_PN] = np.array(some)[:, None] * self._settings.n + np.arange(self._settings.n)
+                lengths_R[slots_PN] = 0
+            begun = self._launch(answers_R) if (answers_R >= 0).any() else None
+            if launched is not None:
+                for row, end in self._ended(launched, answers_R, lengths_R, tokens_RS, logs_RS, ends):
+                    answer, answers_R[row] = int(answers_R[row]), -1
+                    yield answer, tokens_RS[row, :end].copy(), logs_RS[row, :end].copy()
+                if not waiting:
+                    self._idle(np.flatnonzero(answers_R < 0))
+            elif begun is None:
+                return
+            launched = begun
+
+    def _groups_with_room(
+        self, waiting: deque[int], prompts: Sequence[Sequence[int]], answers_R: NDArray[np.int64]
+    ) -> Iterator[tuple[list[int], NDArray[np.int64]]]:
+        """Prompts of one length that are read together, and the slots of their answers."""
+        n = self._settings.n
+        free = deque(np.flatnonzero(answers_R < 0).tolist())
+        while waiting:
+            length = self._prompts.length(prompts[waiting[0]])
+            most = self._prompts.group_size(prompts[waiting[0]])
+            some: list[int] = []
+            for place in islice(waiting, most):
+                if self._can_capture and self._prompts.length(prompts[place]) != length:
+                    break
+                some.append(place)
+            if not self._can_capture:  # any number of prompts costs the same per prompt
+                some = some[: len(free) // n]
+            if not some or len(some) * n > len(free):
+                return
+            for _ in some:
+                waiting.popleft()
+            yield some, np.array([[free.popleft() for _ in range(n)] for _ in some])
+
+    def _begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        numbers_of_prompts: Sequence[int],
+        numbers: RandomNumbers | None,
+        slots_PN: NDArray[np.int64],
+    ) -> None:
+        n = self._settings.n
+        self._prompts.read(prompts, slots_PN)
+        # Slot, last token and position of it, in one copy.
+        rows = np.stack(
+            [
+                slots_PN.flatten(),
+                np.repeat([prompt[-1] for prompt in prompts], n),
+                np.repeat([len(prompt) - 1 for prompt in prompts], n),
+            ]
+        )
+        slots_A, tokens_A, places_A = to_device(rows, self._device)
+        self._token_R[slots_A] = tokens_A
+        self._cache.places_R[slots_A] = places_A
+        self._step_R[slots_A] = 0
+        if numbers is not None:
+            drawn_AS = np.stack([numbers(prompt, answer) for prompt in numbers_of_prompts for answer in range(n)])
+            self._numbers_RS[slots_A] = to_device(drawn_AS, self._device)
+
+    def _idle(self, rows: NDArray[np.int64]) -> None:
+        """At position 0 an unused row attends to one token."""
+        if len(rows):
+            self._cache.places_R[to_device(rows, self._device)] = 0
+
+    def _launch(self, answers_R: NDArray[np.int64]) -> _LaunchedSteps:
+        rows = self.capacity if self._can_capture else int(np.flatnonzero(answers_R >= 0)[-1]) + 1
+        run = self._step(rows)
+        for _ in range(self._per_check):
+            run()
+        parts = [self._tokens_RC[:rows], self._logs_RC[:rows]]
+        event = None
+        if self._device.type == "cuda":
+            copies = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in parts]
+            for copy, part in zip(copies, parts, strict=True):
+                copy.copy_(part, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        else:
+            copies = [part.clone() for part in parts]
+        return _LaunchedSteps(answers_R[:rows].copy(), copies[0], copies[1], event)
+
+    def _ended(
+        self,
+        launched: _LaunchedSteps,
+        answers_R: NDArray[np.int64],
+        lengths_R: NDArray[np.int64],
+        tokens_RS: NDArray[np.int64],
+        logs_RS: NDArray[np.float32],
+        ends: AnswerEnds,
+    ) -> Iterator[tuple[int, int]]:
+        """(row, length) of every answer that has ended with these steps."""
+        if launched.event is not None:
+            launched.event.synchronize()
+        before_R = launched.answers_R
+        # Rows whose answer ended in the steps before these have run on, maybe with another answer by now.
+        rows = np.flatnonzero((before_R >= 0) & (before_R == answers_R[: len(before_R)]))
+        begins = lengths_R[rows]
+        columns_RC = begins[:, None] + np.arange(self._per_check)
+        new_RC = launched.tokens_RC.numpy()[rows]
+        tokens_RS[rows[:, None], columns_RC] = new_RC
+        logs_RS[rows[:, None], columns_RC] = launched.logs_RC.numpy()[rows]
+        lengths_R[rows] += self._per_check
+        may_end_R = ends.may_end(new_RC).any(1) | (lengths_R[rows] >= self._steps)
+        for row, begin in zip(rows[may_end_R].tolist(), begins[may_end_R].tolist(), strict=True):
+            last = ends.first(tokens_RS[row], begin, min(begin + self._per_check, self._steps))
+            if last is not None or lengths_R[row] >= self._steps:
+                yield row, self._steps if last is None else last + 1
 
     @contextmanager
     def _prepared_model(self) -> Iterator[None]:
@@ -397,145 +574,60 @@ class StaticDecoder:
             if was_training:
                 self._model.train()
 
-    @torch.no_grad()
-    def decode(
-        self, prompts: Sequence[Sequence[int]], numbers_RS: NDArray[np.float64] | None, finished_at: FinishedAt
-    ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float32]]]:
-        """Tokens of every answer up to its end, and their log-probabilities."""
-        n = self._settings.n
-        live = len(prompts) * n
-        if self._fused is not None:
-            self._fused.refresh()
-        self.read_prompts(prompts)
-        bucket = self._bucket(live)
-        lasts = torch.tensor([prompt[-1] for prompt in prompts]).repeat_interleave(n)
-        places = torch.tensor([len(prompt) - 1 for prompt in prompts]).repeat_interleave(n)
-        self._cache.places_R.zero_()
-        self._token_R[:live] = lasts.to(self._device)
-        self._cache.places_R[:live] = places.to(self._device)
-        if numbers_RS is not None:
-            self._numbers_RS[:live] = torch.from_numpy(numbers_RS).to(self._device)
-        self._step_1.zero_()
-        tokens_RS = np.zeros((live, self._steps), dtype=np.int64)
-        logs_RS = np.zeros((live, self._steps), dtype=np.float32)
-        ends = np.full(live, self._steps)
-        rows = np.arange(live)  # answer of each row; rows beyond its length are padding of the bucket
-        active = np.ones(live, dtype=bool)
-        waiting: tuple[NDArray[np.int64], int, int, Tensor, Tensor, Any] | None = None
-        step = 0
-        while step < self._steps or waiting is not None:
-            begun = None
-            if step < self._steps and active.any():
-                end = min(step + _CHUNK, self._steps)
-                run = self._graph(bucket)
-                for _ in range(step, end):
-                    run()
-                # Results of this chunk are read by the host while the device works on the next one.
-                begun = (rows, step, end, *self._to_host(len(rows), step, end))
-                step = end
-            if waiting is not None:
-                self._collect(waiting, tokens_RS, logs_RS, ends, active, finished_at)
-            elif begun is None:
-                break
-            waiting = begun
-            if step < self._steps and waiting is not None:
-                rows, bucket = self._shrink(rows, active, bucket, step)
-        answers = [tokens[:end].copy() for tokens, end in zip(tokens_RS, ends, strict=True)]
-        return answers, [logs[:end].copy() for logs, end in zip(logs_RS, ends, strict=True)]
+    def _step(self, rows: int) -> Callable[[], Any]:
+        if not self._can_capture:
+            return partial(self._eager, partial(self._decode_one, rows))
+        if self._run is None:
+            self._run = self._captured_step(partial(self._decode_one, rows))
+        return self._run
 
-    def _to_host(self, rows: int, step: int, end: int) -> tuple[Tensor, Tensor, Any]:
-        """Copies that are complete when the event is; the device does not wait for them."""
-        parts = [self._tokens_RS[:rows, step:end], self._logs_RS[:rows, step:end]]
-        if self._device.type != "cuda":
-            return parts[0].clone(), parts[1].clone(), None
-        copies = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in parts]
-        for copy, part in zip(copies, parts, strict=True):
-            copy.copy_(part, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return copies[0], copies[1], event
-
-    def _collect(
-        self,
-        waiting: tuple[NDArray[np.int64], int, int, Tensor, Tensor, Any],
-        tokens_RS: NDArray[np.int64],
-        logs_RS: NDArray[np.float32],
-        ends: NDArray[np.int64],
-        active: NDArray[np.bool_],
-        finished_at: FinishedAt,
-    ) -> None:
-        rows, begin, end, tokens, logs, event = waiting
-        if event is not None:
-            event.synchronize()
-        tokens_RS[rows, begin:end] = tokens.numpy()
-        logs_RS[rows, begin:end] = logs.numpy()
-        for row in rows[active[rows]]:
-            last = finished_at(tokens_RS[row], begin, end)
-            if last is not None:
-                ends[row], active[row] = last + 1, False
-
-    def _shrink(
-        self, rows: NDArray[np.int64], active: NDArray[np.bool_], bucket: int, step: int
-    ) -> tuple[NDArray[np.int64], int]:
-        kept = np.flatnonzero(active[rows])
-        smaller = self._bucket(len(kept))
-        if smaller >= bucket or self._steps - step < _MIN_STEPS_LEFT or not len(kept):
-            return rows, bucket
-        places = torch.from_numpy(kept).to(self._device)
-        self._cache.keep(places)
-        for state in (self._token_R, self._numbers_RS, self._cache.places_R):
-            state[: len(kept)] = state[places]
-        return rows[kept], smaller
-
-    def _bucket(self, rows: int) -> int:
-        """The smallest size that is large enough."""
-        return next(size for size in self._sizes if size >= rows)
-
-    def _graph(self, bucket: int) -> Callable[[], Any]:
-        if bucket not in self._run:
-            step = partial(self._decode_one, bucket)
-            self._run[bucket] = self._captured(step) if self._can_capture else partial(self._eager, step)
-        return self._run[bucket]
-
-    def _eager(self, step: Callable[[], None]) -> None:
+    def _eager(self, run: Callable[[], None]) -> None:
         with self._prepared_model(), self._step_layers():
-            step()
+            run()
 
     @property
     def _layer_variant(self) -> Hashable:
         return self.capacity, self.tokens, self._fused is not None
 
-    @contextmanager
-    def _step_layers(self) -> Iterator[None]:
-        """The first size is compiled as it is. If another one is needed, torch compiles once more, for any number of
-        rows, which then serves all further sizes."""
-        # Without slots there is nothing to compile for: the first call allocates them.
-        if not (self._compile_step and self._cache.slots):
-            yield
-            return
-        with compiled_layers(self._model, self._cache.slots, compile_layer(self._model, self._layer_variant)):
-            yield
+    def _step_layers(self) -> AbstractContextManager[None]:
+        if not self._compile_step:
+            return nullcontext()
+        return compiled_layers(self._model, self._cache.slots, compile_layer(self._model, self._layer_variant))
 
-    def _captured(self, step: Callable[[], None]) -> Callable[[], Any]:
+    def _prompt_layers(self, slots_PN: Tensor) -> AbstractContextManager[None]:
+        if not self._compile_prompts:
+            return nullcontext()
+        slots = [PromptSlots(layer, slots_PN) for layer in self._cache.slots]
+        return compiled_layers(self._model, slots, compile_layer(self._model, self._layer_variant, dynamic=True))
+
+    def _captured_step(self, step: Callable[[], None]) -> Callable[[], Any]:
         begin_ns = clock.now().mono_ns
         # The calls before the capture are steps: they move places and tokens, which are restored. What they write into
         # the cache is behind each row's length and will be overwritten.
-        state = (self._token_R, self._cache.places_R, self._step_1, self._tokens_RS, self._logs_RS)
+        state = (self._token_R, self._cache.places_R, self._step_R, self._column_1)
         before = [part.clone() for part in state]
-        with self._prepared_model():
-            if not self._cache.slots:
-                step()  # allocates the slots
-            with self._step_layers():
-                run = self._capture(step)
+        with self._prepared_model(), self._step_layers():
+            run = self._capture(step)
         for part, value in zip(state, before, strict=True):
             part.copy_(value)
         torch.cuda.synchronize()
         self._note_setup("compile" if self._compile_step else "capture", begin_ns, clock.now().mono_ns)
         return run
 
+    def _captured_prompts(self, read: Callable[[], None]) -> Callable[[], Any]:
+        begin_ns = clock.now().mono_ns
+        run = self._capture(read)
+        if not self._can_capture:
+            read()  # otherwise the calls before the capture have done it
+        torch.cuda.synchronize()
+        self._note_setup("compile" if self._compile_prompts else "capture", begin_ns, clock.now().mono_ns)
+        return run
+
     def _capture(self, run: Callable[[], None]) -> Callable[[], Any]:
         """Kernels of a quantization library may wait for the host, which a graph cannot contain; without graphs they
         give the same tokens more slowly."""
+        if not self._can_capture:
+            return partial(self._eager, run)
         try:
             return capture_cuda_graph(run)
         except RuntimeError as error:
@@ -548,7 +640,7 @@ class StaticDecoder:
             return partial(self._eager, run)
 
     def _decode_one(self, rows: int) -> None:
-        places_R = self._cache.places_R[:rows]
+        places_R, step_R = self._cache.places_R[:rows], self._step_R[:rows]
         logits_RV = self._model(
             input_ids=self._token_R[:rows, None],
             attention_mask=(places_R + 1).int().view(-1, 1, 1, 1),
@@ -559,14 +651,21 @@ class StaticDecoder:
         ).logits[:, -1, : self._words]
         numbers_R = None
         if self._settings.do_sample:
-            numbers_R = self._numbers_RS[:rows].index_select(1, self._step_1).squeeze(1)
+            numbers_R = self._numbers_RS[:rows].gather(1, step_R[:, None]).squeeze(1)
         tokens_R, logs_R = self._sample(logits_RV, self._settings, numbers_R)
-        self._tokens_RS[:rows].index_copy_(1, self._step_1, tokens_R[:, None])
-        self._logs_RS[:rows].index_copy_(1, self._step_1, logs_R[:, None])
+        self._tokens_RC[:rows].index_copy_(1, self._column_1, tokens_R[:, None])
+        self._logs_RC[:rows].index_copy_(1, self._column_1, logs_R[:, None])
         self._token_R[:rows].copy_(tokens_R)
-        # Finished rows keep running until the host removes them; the clamp keeps them inside their slots.
+        # Finished rows keep running until the host notices; the clamps keep them inside their slots.
         places_R.add_(1).clamp_(max=self._cache.tokens - 1)
-        self._step_1.add_(1).clamp_(max=self._steps - 1)
+        step_R.add_(1).clamp_(max=self._steps - 1)
+        self._column_1.add_(1).remainder_(self._per_check)
+
+
+def prompts_at_once(length: int, most: int) -> int:
+    """Prompts of this length that are read together, if `most` prompts have room."""
+    wanted = max(1, min(_PROMPT_TOKENS_AT_ONCE // length, most // _GROUP_SHARE))
+    return 1 << (wanted.bit_length() - 1)
 
 
 def compiling_pays(rows: int, steps: int) -> bool:
@@ -577,30 +676,11 @@ def compiling_prompts_pays(tokens: int) -> bool:
     return tokens >= _COMPILED_PROMPT_TOKENS
 
 
-def sizes_that_pay(rows: int, new_tokens: int, batches: int, compiled: bool) -> list[int]:
-    """Numbers of rows to capture the step for: all, and the halves of it that save more energy, with answers that end
-    early, than capturing uses. By the plan of the whole work only, not by what has ended already: a resume or a shard
-    must have the same shapes, because floating-point results depend slightly on them."""
-    sizes, cost_j = [rows], _COMPILE_J if compiled else _CAPTURE_J
-    for size in _halves(rows)[1:]:
-        if (sizes[-1] - size) * _ROW_STEP_J * new_tokens * _HALF_FINISHED * batches > cost_j:
-            sizes.append(size)
-            cost_j = _CAPTURE_J  # compiled for any number of rows by now
-    return sizes
-
-
-def _halves(rows: int) -> list[int]:
-    sizes = [rows]
-    while sizes[-1] // 2 >= _SMALLEST_BUCKET:
-        sizes.append(sizes[-1] // 2)
-    return sizes
-
-
-def _padded(prompts: Sequence[Sequence[int]], length: int) -> Tensor:
-    ids_PT = torch.zeros(len(prompts), length, dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        ids_PT[row, : len(prompt)] = torch.tensor(prompt)
-    return ids_PT
+def rows_at_once(answers: int, most: int, n: int) -> int:
+    """Rows of a decoder for this many answers. With many answers half of them at a time: the others take the slots of
+    those that end early, and a step of more rows takes no less energy per row (docs/results.md)."""
+    rows = min(answers, most)
+    return rows if rows < answers or rows < 2 * _ENOUGH_ROWS else -(-rows // (2 * n)) * n
 
 
 def _power_of_2(number: int) -> int:
@@ -665,11 +745,9 @@ def _same_logits(model: Any, fused: FusedLayers | None = None) -> bool:
         return tokens_R, tokens_R.float()
 
     decoder = StaticDecoder(model, len(prompts), 16, GenerationSettings(max_new_tokens=1), fused=fused)
-    decoder._sample = keep
-    decoder.read_prompts(prompts)
-    decoder._token_R.copy_(torch.tensor([prompt[-1] for prompt in prompts]))
-    decoder._cache.places_R.copy_(torch.tensor([len(prompt) - 1 for prompt in prompts]))
-    decoder._eager(partial(decoder._decode_one, len(prompts)))
+    decoder._sample, decoder._can_capture = keep, False
+    for _ in decoder.decode(prompts, None, AnswerEnds((), None)):
+        pass
     for prompt, logits_V in zip(prompts, found[0], strict=True):
         expected_V = model(torch.tensor([prompt], device=device), use_cache=False).logits[0, -1].float()
         if (logits_V - expected_V).abs().max() > _SAME_LOGITS * expected_V.abs().max():

@@ -3,8 +3,9 @@
 Every request has a slot of the engine's cache (`generation.static_decoder`), filled from position 0. A step reads one
 token of every slot up to the highest one in use, so a request that arrives waits for the current step and not for the
 current answers. On a GPU the step is compiled, with the joined layers of the decoder, and captured as a CUDA graph for
-each batch size that is a power of two: a server runs long enough for that to save energy. Slots without a request
-compute a token that is discarded: cheaper than moving the others, because reading the weights takes most of the time.
+each batch size that is a power of two: a server runs long enough for that to save energy. Reading prompts is captured
+for a few sizes, because the running requests wait for it. Slots without a request compute a token that is discarded:
+cheaper than moving the others, because reading the weights takes most of the time.
 
 One thread owns the model. Other threads submit requests and receive tokens through queues. On a GPU the host works on
 the tokens of a step while the device computes the next one, so a finished request takes part in one step too many. With
@@ -36,6 +37,7 @@ from joulelab.infer.generation.completions import end_ids
 from joulelab.infer.generation.sampler import StopTexts, answer_random_numbers, sample_tokens
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.infer.generation.static_decoder import (
+    PromptReader,
     SlotCache,
     check_model,
     compile_layer,
@@ -47,9 +49,19 @@ from joulelab.zoo.quantized_layers import quantization_of
 
 # Prompt tokens that are read in one call, padding included: the running requests wait for it.
 _PROMPT_TOKENS_AT_ONCE = 8_192
+# Prompts that are read together: most arrive alone, many at the start of a load.
+_PROMPT_GROUPS = (16, 4, 1)
 # Requests for which every token is handed over by itself; twice as many get two at a time.
 _SINGLE_TOKEN_REQUESTS = 16
 _START_TIMEOUT_S = 900.0
+
+
+def _capture_prompts(read: Callable[[], None]) -> Callable[[], Any]:
+    try:
+        return capture_cuda_graph(read)
+    except RuntimeError:  # kernels of a quantization library may wait for the host
+        read()
+        return read
 
 
 class ServerBusy(JoulelabError):
@@ -81,35 +93,24 @@ class SlotBatch:
         self._numbers_RT: Tensor | None = None
         self._places = [0] * slots
         self._graphs: dict[int, Callable[[], Tensor]] = {}
+        self._prompts = PromptReader(
+            model, self._cache, self._prompt_groups, capture=_capture_prompts if self.is_asynchronous else None
+        )
         self._compile_step = compile_step
         self.note = ""
         """For the user, after the warm-up; empty if all went well."""
 
     def read(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> None:
         """Fill slots with prompts without their last tokens, which the next step reads."""
-        waiting = [place for place, prompt in enumerate(prompts) if len(prompt) > 1]
-        waiting.sort(key=lambda place: len(prompts[place]))
-        while waiting:
-            longest = len(prompts[waiting[-1]]) - 1
-            some = [waiting.pop() for _ in range(min(len(waiting), max(1, _PROMPT_TOKENS_AT_ONCE // longest)))]
-            # Padding on the right: causal attention never looks at it, and decoding overwrites it.
-            ids_PT = torch.zeros(len(some), longest, dtype=torch.long)
-            for row, place in enumerate(some):
-                ids_PT[row, : len(prompts[place]) - 1] = torch.tensor(prompts[place][:-1])
-            slots_P1 = torch.tensor([[slots[place]] for place in some])
-            self._cache.positions_in_use = None
-            with self._cache.reading_prompts(slots_P1.to(self._device)):
-                self._model(
-                    input_ids=ids_PT.to(self._device),
-                    attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self._device),
-                    position_ids=torch.arange(longest, device=self._device)[None].expand(len(some), -1),
-                    past_key_values=self._cache,
-                    use_cache=True,
-                    logits_to_keep=1,
-                )
+        self._cache.positions_in_use = None
+        self._prompts.read(prompts, np.array(slots)[:, None])
         where = torch.tensor(list(slots), device=self._device)
         self._token_R[where] = torch.tensor([prompt[-1] for prompt in prompts], device=self._device)
         self._move(slots, [len(prompt) - 1 for prompt in prompts])
+
+    def _prompt_groups(self, length: int) -> list[int]:
+        most = max(1, min(self.slots, _PROMPT_TOKENS_AT_ONCE // length))
+        return [size for size in _PROMPT_GROUPS if size <= most]
 
     def release(self, slot: int) -> None:
         """A free slot below others stays in the batch; at position 0 it attends to one token."""
@@ -165,7 +166,13 @@ class SlotBatch:
 
     def warm_up(self) -> None:
         """Allocate the cache and capture the graphs before the first request."""
-        self.read([[0, 0]] * self.slots, range(self.slots))
+        self._prompts.allocate()
+        if self.is_asynchronous:
+            length = 1
+            while length < self.tokens:
+                length *= 2
+                for group in self._prompt_groups(length):
+                    self.read([[0] * min(length + 1, self.tokens)] * group, range(group))
         rows = self.slots
         while rows:
             self.step(rows)
@@ -188,8 +195,7 @@ class SlotBatch:
         if size not in self._graphs:
             # The calls before the capture are steps that move places and tokens, which are restored.
             before = self._token_R.clone(), self._cache.places_R.clone()
-            if not self._cache.slots:
-                self._forward(size)  # allocates the cache, which a graph must not own
+            self._prompts.allocate()  # a graph must not own the cache
             self._graphs[size] = self._captured(size)
             self._token_R.copy_(before[0])
             self._cache.places_R.copy_(before[1])
