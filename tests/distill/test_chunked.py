@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from joulelab.distill import chunked
 from joulelab.distill.chunked import (
     Positions,
     TermWeights,
     VocabularyLoss,
+    add_product,
     chunk_terms,
     compiled,
     padded_projection,
@@ -206,3 +208,78 @@ def test_a_term_needs_a_weight_and_what_it_compares_with():
     assert terms(None, None, kl=1.0, mse=1.0, ce=1.0) == ([0.0, 0.0, 0.0], [0.0, 0.0])
     (kl, mse, ce), gradient = terms(None, target, kl=1.0, mse=1.0, ce=3.0)
     assert (kl, mse, ce) == (0.0, 0.0, pytest.approx(math.log(2))) and gradient == pytest.approx([1.5, -1.5])
+
+
+def test_a_half_precision_product_is_added_to_float32_numbers_in_one_call_where_torch_can(monkeypatch):
+    """No CPU build does it, so that a stand-in records the call; the result is the same."""
+    calls = []
+
+    def addmm(total, left, right, *, alpha, out_dtype, out):
+        calls.append(out_dtype)
+        return out.add_(left.float() @ right.float(), alpha=alpha)
+
+    left, right = torch.randn(6, 4).bfloat16(), torch.randn(4, 5).bfloat16()
+    plain, fused = torch.ones(6, 5), torch.ones(6, 5)
+    add_product(plain, left, right, 0.5)
+    monkeypatch.setattr(chunked, "_adds_to_float32", lambda device, dtype: True)
+    monkeypatch.setattr(torch, "addmm", addmm)
+    add_product(fused, left, right, 0.5)
+    assert calls == [torch.float32]
+    torch.testing.assert_close(fused, 1 + 0.5 * left.float() @ right.float())
+    torch.testing.assert_close(plain, fused, rtol=0.01, atol=0.01)
+
+
+def test_a_cpu_adds_half_precision_products_in_two_calls():
+    assert not chunked._adds_to_float32(torch.device("cpu"), torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_product_that_is_added_on_a_gpu_is_more_exact_than_the_rounded_one(dtype):
+    torch.manual_seed(0)
+    left, right = (torch.randn(*shape, device="cuda", dtype=dtype) for shape in ((512, 256), (256, 128)))
+    exact = 3 + left.double() @ right.double() / 4
+    fused, plain = torch.full((512, 128), 3.0, device="cuda"), torch.full((512, 128), 3.0, device="cuda")
+    assert chunked._adds_to_float32(left.device, dtype)
+    add_product(fused, left, right, 0.25)
+    plain.add_(left @ right, alpha=0.25)
+    assert (fused - exact).norm() < 0.1 * (plain - exact).norm()
+
+
+def test_gradients_are_scaled_in_place_and_cast_in_the_same_pass():
+    """A second float32 matrix of the vocabulary's size would be 1 GB for 128,256 words of 2,048 features."""
+    found = torch.arange(12.0).view(4, 3)
+    own = chunked._scaled(found.clone(), torch.tensor(0.5), 3, torch.bfloat16)
+    assert own.dtype == torch.bfloat16 and own.tolist() == (found[:3] / 2).tolist()
+    same = chunked._scaled(found, torch.tensor(0.5), 3, torch.float32)
+    assert same.data_ptr() == found.data_ptr() and found[1].tolist() == [1.5, 2.0, 2.5]
+    assert chunked._scaled(None, torch.tensor(0.5), 3, torch.float32) is None
+
+
+def test_a_second_backward_pass_is_an_error_because_the_first_overwrites_the_gradients():
+    sides = Sides()
+    loss, _ = sides.chunked(ALL, 4)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="only once; compute the loss again"):
+        loss.backward()
+
+
+def test_a_bf16_weight_gets_the_rounded_float32_gradient():
+    sides = Sides()
+    weight = nn.Parameter(sides.weight.detach().bfloat16())
+    sides.weight = nn.Parameter(weight.detach().float())
+    exact = sides.gradients(2 * sides.chunked(TermWeights(ce=1.0), 4, bias=False)[0])[1]
+    loss, _ = VocabularyLoss(TermWeights(ce=1.0), 4)(sides.features, weight, None, sides.positions)
+    (2 * loss).backward()
+    assert torch.equal(weight.grad, exact.bfloat16())
+
+
+def test_the_product_of_a_weight_that_is_not_trained_is_not_computed(monkeypatch):
+    """As with adapters: the gradient by the features needs only the other product."""
+    sides = Sides()
+    expected = sides.gradients(sides.chunked(ALL, 4)[0])[0]
+    sides.weight.requires_grad_(False)
+    sides.bias.requires_grad_(False)
+    monkeypatch.setattr(chunked, "add_product", lambda *arguments: pytest.fail("a product for nothing"))
+    (found,) = torch.autograd.grad(sides.chunked(ALL, 4)[0], sides.features)
+    torch.testing.assert_close(found, expected)

@@ -1,6 +1,8 @@
 """Weights in bf16 learn what weights in fp32 learn, and a resumed training continues bit for bit."""
 
 import copy
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -124,6 +126,70 @@ def test_the_kernel_computes_the_update_of_the_copies(moments, monkeypatch):
             [float(value.detach().double().mean()) for value in (weight, state["exp_avg"], state["exp_avg_sq"])]
         )
     assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
+def test_weights_that_share_random_bits_are_rounded_independently(moments):
+    """A weight is rounded up with the probability p of its distance to the lower neighbor; two of them, 1,024 apart
+    or next to each other, both with p^2, and a weight and its moment with the product of their probabilities."""
+    weight = nn.Parameter(torch.ones(1 << 20, dtype=torch.bfloat16, device="cuda"))
+    config = TrainingConfig(learning_rate=1e-3, weight_decay=0, **{**BF16_MOMENTS, "moments": moments})
+    optimizer = make_optimizer([weight], config, rounding_seed=3)
+    weight.grad = torch.full_like(weight, 0.3)
+    optimizer.step()
+    up = [weight.detach().float() == 1]
+    if moments == "bf16":
+        mean = optimizer.state[weight]["exp_avg"].float()
+        up += [mean == mean.max(), optimizer.state[weight]["exp_avg_sq"] == optimizer.state[weight]["exp_avg_sq"].max()]
+    shares = [float(one.double().mean()) for one in up]
+    assert all(0.01 < share < 0.99 for share in shares)
+    for distance in (1, 1024, 2048):
+        both = float((up[0] & up[0].roll(distance)).double().mean())
+        assert both == pytest.approx(shares[0] ** 2, abs=4e-3)
+    for other, share in zip(up[1:], shares[1:], strict=True):
+        assert float((up[0] & other).double().mean()) == pytest.approx(shares[0] * share, abs=4e-3)
+
+
+def python_update(weight, gradient, mean, square, factor, *, step, seed, rate, decay, betas, epsilon):
+    """What the kernel computes, in torch and rounded to the nearest number."""
+    gradient = gradient.float() * factor
+    mean.lerp_(gradient, 1 - betas[0])
+    square.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+    size = (square / (1 - betas[1] ** step)).sqrt() + epsilon
+    weight.copy_(weight.float() * (1 - rate * decay) - rate / (1 - betas[0] ** step) * mean / size)
+
+
+@pytest.mark.parametrize("clip_norm", [0.01, None])
+def test_the_kernel_scales_the_gradients_that_it_reads(monkeypatch, clip_norm):
+    """A pass over all gradients less; the moments are those of a training that scales them first."""
+    scaled = []
+    scale = torch._foreach_mul_
+    monkeypatch.setattr(torch, "_foreach_mul_", lambda *arguments: (scaled.append(1), scale(*arguments)))
+    monkeypatch.setitem(sys.modules, "joulelab.train.adamw_kernel", SimpleNamespace(update=python_update))
+    settings = {"max_steps": 3, "learning_rate": 0.05, "optimizer": "adamw", "clip_norm": clip_norm, **BF16}
+    found = {}
+    for by_kernel in (False, True):
+        trainer = language_trainer(8, **settings)
+        if by_kernel:
+            monkeypatch.setattr(trainer.optimizer, "_takes_kernel", lambda weight: True)
+        trainer.train()
+        # The update does not depend on the size of all gradients, the first moment does.
+        found[by_kernel] = torch.cat([state["exp_avg"].flatten() for state in trainer.optimizer.state.values()])
+        assert len(scaled) == 3
+    assert float((found[True] - found[False]).norm() / found[False].norm()) < 0.02
+
+
+def test_gradients_are_scaled_first_where_another_way_than_the_kernel_updates_some_weights(monkeypatch):
+    trainer = language_trainer(8, max_steps=1, optimizer="adamw", **BF16)
+    first = next(trainer.model.parameters())
+    monkeypatch.setattr(trainer.optimizer, "_takes_kernel", lambda weight: weight is first)
+    for weight in trainer.model.parameters():
+        weight.grad = torch.ones_like(weight)
+    assert not trainer.optimizer.takes_factor()
+    for weight in trainer.model.parameters():
+        weight.grad = torch.ones_like(weight) if weight is first else None
+    assert trainer.optimizer.takes_factor()
 
 
 def test_kahan_keeps_16_bits_of_a_weight():

@@ -17,11 +17,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from joulelab.distill.losses import NO_TARGET, forward_kl, logit_difference, teacher_log_softmax
 
@@ -117,25 +119,46 @@ def compiled(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
 
 
 def add_product(sum_VD: Tensor, left_VC: Tensor, right_CD: Tensor, factor: float = 1.0) -> None:
-    """sum += factor left @ right; with equal dtypes without another matrix of the vocabulary's size."""
+    """sum += factor left @ right, without another matrix of the vocabulary's size where torch can do that."""
     if left_VC.dtype == sum_VD.dtype:
         sum_VD.addmm_(left_VC, right_CD, alpha=factor)
+    elif _adds_to_float32(left_VC.device, left_VC.dtype):
+        torch.addmm(sum_VD, left_VC, right_CD, alpha=factor, out_dtype=torch.float32, out=sum_VD)
     else:
         sum_VD.add_(left_VC @ right_CD, alpha=factor)
 
 
+@cache
+def _adds_to_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a product of half-precision matrices can be added to float32 numbers before it is rounded. Tried on a
+    small product: newer versions of torch do it on CUDA devices, with an argument that older ones do not know."""
+    if device.type != "cuda":
+        return False
+    ones = torch.ones(16, 16, device=device, dtype=dtype)
+    total = torch.ones(16, 16, device=device)
+    try:
+        torch.addmm(total, ones.T, ones, alpha=2.0, out_dtype=torch.float32, out=total)
+    except (TypeError, RuntimeError):
+        return False
+    return bool((total == 33).all())
+
+
 @dataclass(eq=False)
 class _Gradients:
+    """Of the loss by its inputs; None for those that are not trained."""
+
     features_ND: Tensor
-    weight_VD: Tensor
+    weight_VD: Tensor | None
     bias_V: Tensor | None
 
     @classmethod
-    def zeros(cls, features_ND: Tensor, projection: Projection, biased: bool) -> _Gradients:
+    def zeros(cls, features_ND: Tensor, projection: Projection, by_weight: bool, by_bias: bool) -> _Gradients:
         # The projection's gradient adds up over all chunks. In bf16 a sum stops growing when an
         # addend falls below 1/256 of it, so it is kept in float32 whatever the products' type.
-        weight_VD = torch.zeros_like(projection.weight_VD, dtype=torch.float32)
-        return cls(torch.zeros_like(features_ND), weight_VD, weight_VD.new_zeros(len(weight_VD)) if biased else None)
+        found_VD = projection.weight_VD
+        weight_VD = torch.zeros_like(found_VD, dtype=torch.float32) if by_weight else None
+        bias_V = found_VD.new_zeros(len(found_VD), dtype=torch.float32) if by_bias else None
+        return cls(torch.zeros_like(features_ND), weight_VD, bias_V)
 
     def add(self, rows: Any, grad_CV: Tensor, features_CD: Tensor, weight_VD: Tensor, scale: float) -> None:
         grad_CD = (grad_CV @ weight_VD).to(self.features_ND.dtype)
@@ -146,7 +169,8 @@ class _Gradients:
             self.features_ND.index_copy_(0, rows, grad_CD)  # each row occurs once in the order
         # dL/dW = (dL/dlogits)^T features, summed over chunks; with dL/dfeatures = dL/dlogits W this
         # is all that backpropagation needs of the logits, which can be freed now.
-        add_product(self.weight_VD, grad_CV.T, features_CD, 1 / scale)
+        if self.weight_VD is not None:
+            add_product(self.weight_VD, grad_CV.T, features_CD, 1 / scale)
         if self.bias_V is not None:
             self.bias_V.add_(grad_CV.sum(0, dtype=torch.float32), alpha=1 / scale)
 
@@ -156,36 +180,56 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, features_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, job: ChunkedJob, needs_grad: bool
     ) -> Any:
+        _, by_weight, by_bias, *_ = ctx.needs_input_grad
         # `job.dtype` is autocast's type already; inside, float32 sums must stay float32.
         with torch.autocast(features_ND.device.type, enabled=False):
-            sums, gradients = _process_chunks(features_ND, weight_VD, bias_V, job, needs_grad)
-        if gradients is not None:
-            grad_bias_V = None if gradients.bias_V is None else gradients.bias_V[: len(weight_VD)]
-            ctx.save_for_backward(gradients.features_ND, gradients.weight_VD[: len(weight_VD)], grad_bias_V)
+            sums, gradients = _process_chunks(
+                features_ND, weight_VD, bias_V, job, (by_weight, by_bias) if needs_grad else None
+            )
+        # Not saved by autograd: the backward pass overwrites them.
+        ctx.gradients, ctx.words = gradients, len(weight_VD)
+        ctx.dtypes = weight_VD.dtype, None if bias_V is None else bias_V.dtype
         ctx.mark_non_differentiable(sums)
         weighted = [weight * term for weight, term in zip(job.weights, sums.unbind(), strict=True)]
         return torch.stack(weighted).sum(), sums
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        scale = grads[0]
         # The loss is linear in its upstream gradient, so the gradients of the forward pass only
-        # need to be scaled: by 1 / count in the trainer, or by the fp16 loss scale.
-        features_ND, weight_VD, bias_V = ctx.saved_tensors
-        grad_bias_V = None if bias_V is None else bias_V * scale
-        return features_ND * scale.to(features_ND.dtype), weight_VD * scale, grad_bias_V, None, None
+        # need to be scaled: by 1 / count in the trainer, or by the fp16 loss scale. That is done in
+        # place, because another float32 matrix of the vocabulary's size may be the peak of memory.
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError("the gradient of a chunked loss can be computed only once; compute the loss again")
+        scale, (weight_dtype, bias_dtype) = grads[0], ctx.dtypes
+        grad_ND = gradients.features_ND.mul_(scale.to(gradients.features_ND.dtype))
+        grad_VD = _scaled(gradients.weight_VD, scale, ctx.words, weight_dtype)
+        return grad_ND, grad_VD, _scaled(gradients.bias_V, scale, ctx.words, bias_dtype), None, None
+
+
+def _scaled(gradient: Tensor | None, scale: Tensor, words: int, dtype: torch.dtype) -> Tensor | None:
+    """Times the scale, without padded words, in the dtype of the parameter; overwritten if it has that dtype."""
+    if gradient is None:
+        return None
+    gradient = gradient[:words]
+    if gradient.dtype == dtype:
+        return gradient.mul_(scale)
+    # One pass: autograd would cast the scaled numbers in a second one.
+    return torch.mul(gradient, scale, out=torch.empty_like(gradient, dtype=dtype))
 
 
 def _process_chunks(
-    features_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, job: ChunkedJob, needs_grad: bool
+    features_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, job: ChunkedJob, trained: tuple[bool, bool] | None
 ) -> tuple[Tensor, _Gradients | None]:
+    """`trained`: whether weight and bias are; None computes no gradient at all."""
     projection = padded_projection(weight_VD, bias_V, job.dtype)
     # Like a loss scaler, but constant: gradients by logits have the size of the terms' weights (at most
     # that for KL and cross-entropy), so 256 times them stays far below fp16's largest number, 65,504,
     # and the smallest one that survives is 2.3e-10 instead of 6e-8.
     scale = _FP16_GRADIENT_SCALE if job.dtype == torch.float16 else 1.0
     sums = features_ND.new_zeros(len(job.weights), dtype=torch.float32)
-    gradients = _Gradients.zeros(features_ND, projection, bias_V is not None) if needs_grad else None
+    gradients = None if trained is None else _Gradients.zeros(features_ND, projection, *trained)
     cast_ND = features_ND.to(job.dtype)
     for start in range(0, job.positions, job.chunk):
         rows = slice(start, start + job.chunk)

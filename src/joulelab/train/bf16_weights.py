@@ -90,8 +90,16 @@ class Bf16Updates(torch.optim.Optimizer):
         self._is_adamw = isinstance(inner, torch.optim.AdamW)
         self._inner.param_groups, self._inner.state = [], defaultdict(dict)
 
+    def takes_factor(self) -> bool:
+        """Whether `step` can multiply all gradients by a factor while it reads them, which saves a pass over them."""
+        weights = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
+        # The total norm of sharded gradients, hence the factor, is a sharded tensor itself.
+        return all(self._takes_kernel(weight) and not hasattr(weight, "to_local") for weight in weights)
+
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None, factor: float | Tensor = 1.0) -> None:  # type: ignore[override]
+        """`factor`: of all gradients, a number or a tensor on the device, where `takes_factor`; else 1."""
+        factors: dict[torch.device, Tensor] = {}
         for number, group in enumerate(self.param_groups):
             entropy = np.random.SeedSequence([group[_SEED], group[_STEP], self._shard, number])
             weights = [weight for weight in group["params"] if weight.grad is not None]
@@ -101,7 +109,9 @@ class Bf16Updates(torch.optim.Optimizer):
                 (by_kernel if self._takes_kernel(weight) else others).append(weight)
             seeds = entropy.generate_state(len(by_kernel) + 2)  # the first two are the generators'
             for weight, seed in zip(by_kernel, seeds[2:], strict=True):
-                self._step_kernel(group, weight, int(seed) >> 1)
+                if weight.device not in factors:
+                    factors[weight.device] = _one_number(factor, weight.device)
+                self._step_kernel(group, weight, factors[weight.device], int(seed) >> 1)
             generators: dict[torch.device, torch.Generator] = {}
             for bucket in _buckets(others):
                 device = bucket[0].device
@@ -121,7 +131,7 @@ class Bf16Updates(torch.optim.Optimizer):
             and _has_triton()
         )
 
-    def _step_kernel(self, group: dict[str, Any], weight: Tensor, seed: int) -> None:
+    def _step_kernel(self, group: dict[str, Any], weight: Tensor, factor: Tensor, seed: int) -> None:
         from joulelab.train.adamw_kernel import update
 
         state = self.state[weight]
@@ -133,9 +143,9 @@ class Bf16Updates(torch.optim.Optimizer):
             state["step"] = state["step"].cpu()
         state["step"] += 1
         assert weight.grad is not None
-        moments = [_local(state[name]) for name in _MOMENTS]
+        mean, square = (_local(state[name]) for name in _MOMENTS)
         update(
-            _local(weight.detach()), _local(weight.grad).contiguous(), *moments,
+            _local(weight.detach()), _local(weight.grad).contiguous(), mean, square, factor,
             step=int(state["step"]), seed=seed, rate=float(group["lr"]), decay=group["weight_decay"],
             betas=group["betas"], epsilon=group["eps"],
         )  # fmt: skip
@@ -197,6 +207,13 @@ def _inner_state(state: dict[str, Any]) -> dict[str, Any]:
         if name in found:
             found[name] = found[name].float()
     return found
+
+
+def _one_number(value: float | Tensor, device: torch.device) -> Tensor:
+    """In float32 on the device, without waiting for it."""
+    if isinstance(value, Tensor):
+        return value.to(device, torch.float32).reshape(1)
+    return torch.full((1,), value, device=device)
 
 
 @cache

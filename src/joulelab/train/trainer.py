@@ -30,7 +30,7 @@ from joulelab import lookup
 from joulelab.data.batches import BatchSource, TrainingBatch
 from joulelab.errors import ConfigError, EndedBySignal, NonFiniteLoss
 from joulelab.train import parallel
-from joulelab.train.bf16_weights import cast_weights, require_castable
+from joulelab.train.bf16_weights import Bf16Updates, cast_weights, require_castable
 from joulelab.train.budget import Budget, BudgetReading, EarlyStopping, Position
 from joulelab.train.checkpoint import Checkpoints, LoopState, ModelState
 from joulelab.train.config import TrainingConfig
@@ -451,16 +451,23 @@ class SimpleTrainer(Trainer[B]):
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self.trained.parameters() if p.grad is not None]
+        factor = self._gradient_factor(gradients, self.ranks.world / max(1, count)) if gradients else 1.0
+        self._step(gradients, factor)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _step(self, gradients: list[Tensor], factor: float | Tensor) -> None:
+        """Update the weights by the gradients times the factor. It may be a tensor on the device: clipping then needs
+        no synchronization."""
+        if isinstance(self.optimizer, Bf16Updates) and self.scaler is None and self.optimizer.takes_factor():
+            self.optimizer.step(factor=factor)
+            return
         if gradients:
-            # One kernel for all gradients. The factor may be a tensor on the device: clipping then
-            # needs no synchronization.
-            torch._foreach_mul_(gradients, self._gradient_factor(gradients, self.ranks.world / max(1, count)))
+            torch._foreach_mul_(gradients, factor)  # one kernel for all gradients
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
 
     def _gradient_factor(self, gradients: list[Tensor], sum_to_mean: float) -> float | Tensor:
         """Sum to mean, times clipping by norm: one pass over the gradients does both."""

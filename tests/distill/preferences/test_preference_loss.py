@@ -159,6 +159,16 @@ def test_a_live_reference_equals_the_cached_one(store, tmp_path):
     torch.testing.assert_close(one.loss_sum, other.loss_sum, rtol=1e-4, atol=1e-3)
 
 
+def test_a_head_that_is_not_trained_gets_no_gradient_and_no_product(monkeypatch):
+    torch.manual_seed(0)
+    features, weight, targets = torch.randn(7, 4, requires_grad=True), torch.randn(9, 4), torch.arange(7)
+    module = "joulelab.distill.preferences.preference_loss"
+    monkeypatch.setattr(f"{module}.add_product", lambda *arguments: pytest.fail("a product for nothing"))
+    TargetLogProbabilities(3)(features, weight, targets).sum().backward()
+    logs = (features @ weight.T).log_softmax(-1)[torch.arange(7), targets].sum()
+    torch.testing.assert_close(features.grad, torch.autograd.grad(logs, features)[0])
+
+
 def test_losses_computed_by_hand():
     policy, reference = torch.tensor([[-4.0, -9.0]]), torch.tensor([[-6.0, -8.0]])
     tokens = torch.tensor([[2.0, 4.0]])

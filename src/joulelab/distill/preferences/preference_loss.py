@@ -171,7 +171,8 @@ class _ChunkedLogProbabilities(torch.autograd.Function):
         with torch.autocast(features_ND.device.type, enabled=False):
             projection, cast_ND = padded_projection(weight_VD, None, call.dtype), features_ND.detach().to(call.dtype)
             grad_ND = torch.empty_like(features_ND)
-            grad_VD = torch.zeros_like(projection.weight_VD, dtype=torch.float32)
+            trained = ctx.needs_input_grad[1]
+            grad_VD = torch.zeros_like(projection.weight_VD, dtype=torch.float32) if trained else None
             for number, rows in enumerate(call.chunks()):
                 # Freed as soon as it is used, so that the peak is that of the forward pass.
                 logits_CV, ctx.kept[number] = ctx.kept[number], None
@@ -179,8 +180,9 @@ class _ChunkedLogProbabilities(torch.autograd.Function):
                 targets_C, norm_C = call.targets_N[rows], ctx.norms[number]
                 grad_CV = call.settings.differentiate(logits_CV, norm_C, targets_C, grads[0][rows])
                 grad_ND[rows] = (grad_CV @ projection.weight_VD).to(grad_ND.dtype)
-                add_product(grad_VD, grad_CV.T, cast_ND[rows])
-        return grad_ND, grad_VD[: len(weight_VD)].to(weight_VD.dtype), None
+                if grad_VD is not None:
+                    add_product(grad_VD, grad_CV.T, cast_ND[rows])
+        return grad_ND, None if grad_VD is None else grad_VD[: len(weight_VD)].to(weight_VD.dtype), None
 
 
 def _logits(features_CD: Tensor, projection: Projection) -> Tensor:
