@@ -283,3 +283,25 @@ def test_the_product_of_a_weight_that_is_not_trained_is_not_computed(monkeypatch
     monkeypatch.setattr(chunked, "add_product", lambda *arguments: pytest.fail("a product for nothing"))
     (found,) = torch.autograd.grad(sides.chunked(ALL, 4)[0], sides.features)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("kl", "ce"), [(5.0, 2.0), (1.0, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_the_kernel_has_the_sums_and_gradients_of_the_formulas(dtype, kl, ce, temperature):
+    torch.manual_seed(0)
+    student, teacher = (3 * torch.randn(64, 5000, device="cuda")).to(dtype), None
+    if kl:
+        teacher = (3 * torch.randn(64, 5000, device="cuda")).to(dtype)
+    targets = torch.randint(0, 5000, (64,), device="cuda") if ce else None
+    if targets is not None:
+        targets[::3] = NO_TARGET
+    positions = torch.ones(64, device="cuda")
+    positions[5] = 0.0
+    weights = TermWeights(kl=kl, ce=ce, temperature=temperature)
+    sums, gradient = chunk_terms(student, teacher, targets, positions, weights)
+    eye = chunked.Projection(torch.eye(5000, device="cuda", dtype=dtype), None)
+    own_sums, own = chunked.label_and_kl_terms(student, eye, teacher, targets, positions, weights, 4.0)
+    torch.testing.assert_close(own_sums, sums, rtol=1e-4, atol=1e-4)
+    assert (own.float() / 4 - gradient).norm() / gradient.norm() < (0.006 if dtype == torch.bfloat16 else 0.001)

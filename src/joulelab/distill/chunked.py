@@ -14,6 +14,7 @@ Shapes: N positions, C positions of a chunk, V vocabulary, D student's features,
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -326,6 +327,35 @@ def project_chunk(
     return sums, (grad_CV * scale).to(student_CD.dtype)
 
 
+def label_and_kl_terms(
+    student_CD: Tensor,
+    student: Projection,
+    teacher_CV: Tensor | None,
+    targets_C: Tensor | None,
+    weights_C: Tensor,
+    weights: TermWeights,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """As `project_chunk` for KL and cross-entropy, by the kernel (`takes_kernel`)."""
+    from joulelab.distill.vocabulary_kernel import overwrite_with_gradient
+
+    student_CV = F.linear(student_CD, student.weight_VD, student.bias_V)
+    sums = overwrite_with_gradient(
+        student_CV, teacher_CV, targets_C, weights_C,
+        kl=weights.kl, ce=weights.ce, temperature=weights.temperature, scale=scale,
+    )  # fmt: skip
+    return sums, student_CV
+
+
+def takes_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 class VocabularyLoss:
     """The weighted sum of KL, logit MSE and cross-entropy over all positions; without state between calls."""
 
@@ -352,6 +382,13 @@ class VocabularyLoss:
         ) -> tuple[Tensor, Tensor]:
             teacher_CE = None if cast_NE is None else cast_NE[place]
             targets_C = positions.targets_N[rows] if rows.start < positions.with_targets else None
+            if weights.mse == 0 and takes_kernel(student_CD.device, dtype):
+                teacher_CV = None
+                if teacher_CE is not None and teacher is not None:
+                    teacher_CV = F.linear(teacher_CE, teacher.weight_VD, teacher.bias_V)
+                return label_and_kl_terms(
+                    student_CD, student, teacher_CV, targets_C, positions.weights_N[rows], weights, scale
+                )
             sums: tuple[Tensor, Tensor] = self.step(
                 student_CD, student, teacher_CE, teacher, targets_C, positions.weights_N[rows], weights, scale
             )

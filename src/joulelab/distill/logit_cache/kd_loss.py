@@ -32,10 +32,13 @@ from joulelab.distill.chunked import (
     ChunkedJob,
     ChunkTerms,
     Projection,
+    TermWeights,
     chunked_loss,
     compiled,
+    label_and_kl_terms,
     matmul_dtype,
     padded_projection,
+    takes_kernel,
 )
 from joulelab.distill.logit_cache.aligned_loss import AlignedTargets, span_terms
 from joulelab.distill.logit_cache.codecs import CacheManifest, Codec, Divergence, require_usable
@@ -504,6 +507,16 @@ class KdLoss:
                 return self._scored(student_CD, student, decoded.rows(rows), vocabulary, *loss, scale)
 
             return scored
+
+        if decoded is None and takes_kernel(labels_N.device, dtype):
+            only_ce = TermWeights(ce=self.weights.ce)
+
+            def by_kernel(rows: slice, place: Any, student_CD: Tensor, student: Projection, scale: float) -> Any:
+                ids_C = labels_N[rows]
+                sums, grad_CV = label_and_kl_terms(student_CD, student, None, ids_C, ids_C, only_ce, scale)
+                return sums.flip(0)[:2], grad_CV  # CE, and 0 for the divergence
+
+            return by_kernel
 
         cast = None if decoded is None else replace(decoded, hidden_NE=decoded.hidden_NE.to(dtype))
 
