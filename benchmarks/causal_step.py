@@ -164,6 +164,7 @@ def make_trainer(stand: Stand, way: str, cache: LogitCache | None) -> SimpleTrai
         epochs=None, max_steps=10**9, batch_size=size.batch_size, precision=options.precision, compile=options.compile,
         learning_rate=1e-5, prefetch=4, weights=options.weights, rounding=options.rounding,
         moments=options.moments, optimizer=options.optimizer, activation_checkpointing=options.checkpoint_activations,
+        matmul=options.matmul,
     )  # fmt: skip
     return SimpleTrainer(student, batches, objective, config, NoOpStats())
 
@@ -253,6 +254,7 @@ def main() -> None:
     parser.add_argument("--weights", choices=("fp32", "bf16"), help="dtype of the student's weights")
     parser.add_argument("--rounding", default="stochastic", choices=("stochastic", "kahan"), help="of bf16 weights")
     parser.add_argument("--moments", default="fp32", choices=("fp32", "bf16"), help="of AdamW, with bf16 weights")
+    parser.add_argument("--matmul", default="precision", choices=("precision", "fp8"), help="of linear layers")
     parser.add_argument("--optimizer", choices=get_args(Optimizer))
     parser.add_argument("--batch-size", type=int, help="rows of a step; 8, for 13B 4")
     parser.add_argument("--checkpoint-activations", action="store_true")
@@ -275,7 +277,8 @@ def main() -> None:
     size = TINY if options.tiny else FULL[options.student]
     size = replace(size, batch_size=options.batch_size or size.batch_size)
     print(
-        f"student {options.student}, {options.weights} weights, {options.optimizer}, batch {size.batch_size}",
+        f"student {options.student}, {options.weights} weights, {options.optimizer}, batch {size.batch_size}, "
+        f"products in {options.precision if options.matmul == 'precision' else options.matmul}",
         flush=True,
     )
     apart = equality(device)

@@ -73,6 +73,14 @@ def moved():
     assert tensors[0].tolist() == [0.25, 0.25]
 
 
+@checks("torch._scaled_mm")
+def multiplied_in_8_bits():
+    left, right = torch.eye(16).to(torch.float8_e5m2), torch.full((32, 16), 2.0).to(torch.float8_e4m3fn)
+    scale = torch.tensor(0.5)
+    found = torch._scaled_mm(left, right.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
+    assert found.dtype == torch.bfloat16 and torch.equal(found, torch.full((16, 32), 0.5, dtype=torch.bfloat16))
+
+
 @checks("torch._dynamo.config")
 def limits():
     assert torch._dynamo.config.recompile_limit > 0 and torch._dynamo.config.accumulated_recompile_limit > 0

@@ -32,6 +32,11 @@ PRIVATE_APIS = (
         "torch._foreach_lerp_", "moves a list of tensors toward another in place", ("zoo/tasks/masked_patches.py",)
     ),
     PrivateApi(
+        "torch._scaled_mm",
+        "multiplies 8-bit matrices, the second one stored by columns, and applies a float32 scale of each",
+        ("train/fp8_products.py",),
+    ),
+    PrivateApi(
         "torch._dynamo.config",
         "has recompile_limit and accumulated_recompile_limit",
         ("train/optim.py", "infer/recipes.py"),

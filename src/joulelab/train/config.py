@@ -72,6 +72,10 @@ class TrainingConfig(Section):
     moments: Literal["fp32", "bf16"] = "fp32"
     """With weights=bf16, rounding=stochastic and optimizer=adamw: dtype of AdamW's two moments. bf16 saves 4 bytes per
     weight; both are rounded up or down at random like the weights."""
+    matmul: Literal["precision", "fp8"] = "precision"
+    """Dtype of the matrix products of linear layers: as `precision`, or fp8 in the repeated blocks of a model (not in
+    its head and embeddings). fp8 needs precision=bf16 and a GPU of the generations Ada or Hopper, or newer; weights and
+    gradients keep their dtype, and evaluations compute as without it."""
     compile: CompileMode = "off"
     """Mode of torch.compile; `blocks` compiles one layer of a deep model and reuses it for all, which starts faster."""
     activation_checkpointing: bool = False
@@ -118,6 +122,10 @@ class TrainingConfig(Section):
     def _numerics_fit_together(self) -> Self:
         if self.weights == "bf16" and self.precision != "bf16":
             raise ValueError(f"weights=bf16 computes in bf16, but precision is {self.precision}; set precision=bf16")
+        if self.matmul == "fp8" and self.precision != "bf16":
+            raise ValueError(
+                f"matmul=fp8 replaces products in bf16, but precision is {self.precision}; set precision=bf16"
+            )
         if self.moments == "bf16" and (self.weights, self.rounding, self.optimizer) != ("bf16", "stochastic", "adamw"):
             raise ValueError(
                 "moments=bf16 needs weights=bf16, rounding=stochastic and optimizer=adamw, but they are "

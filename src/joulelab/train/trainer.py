@@ -34,6 +34,7 @@ from joulelab.train.bf16_weights import Bf16Updates, cast_weights, require_casta
 from joulelab.train.budget import Budget, BudgetReading, EarlyStopping, Position
 from joulelab.train.checkpoint import Checkpoints, LoopState, ModelState
 from joulelab.train.config import TrainingConfig
+from joulelab.train.fp8_products import check_products, require_fp8, use_fp8_products
 from joulelab.train.optim import (
     BLOCKS,
     OFF,
@@ -391,6 +392,9 @@ class SimpleTrainer(Trainer[B]):
         if self.config.weights == "bf16":
             require_castable(self.trained)
             cast_weights(self.trained, torch.bfloat16)
+        if self.config.matmul == "fp8":
+            require_fp8(self.device)
+            use_fp8_products(self.model)
         if self.config.activation_checkpointing:
             checkpoint_activations(self.model)
         if self.parallel == "fsdp":
@@ -515,6 +519,7 @@ def load_trainer(name: str) -> type[SimpleTrainer[Any]]:
 
 def trainer_checks(spec: Any) -> Iterator[Callable[[], object]]:
     """The user's trainer is imported before a run starts, so that a mistake in it costs nothing."""
+    yield lambda: check_products(spec.device, [spec.training])
     if (
         spec.trainer in lookup.TRAINERS.names() or Path(spec.trainer).is_file()
     ):  # a missing file is reported by the check of the settings

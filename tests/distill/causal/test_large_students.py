@@ -7,7 +7,8 @@ import torch
 import transformers
 
 from joulelab.distill.causal.models import check_memory
-from joulelab.errors import ConfigError
+from joulelab.distill.causal.recipe import model_checks
+from joulelab.errors import ConfigError, refuse_all
 from joulelab.runs import environment
 from joulelab.runs.execute import execute
 from joulelab.runs.spec import check, read_experiment
@@ -96,6 +97,25 @@ def test_a_killed_training_with_bf16_weights_continues_bit_for_bit(lab, tmp_path
         execute(paths, Progress())
     rest = execute(paths, lab.listening)
     assert rest.results["student.clm_loss"].value == whole.results["student.clm_loss"].value
+
+
+def test_a_student_trained_with_8_bit_products_is_saved_as_any_other(lab, tmp_path, monkeypatch):
+    for module in ("trainer", "fp8_products"):  # torch computes them on a CPU too, slowly
+        monkeypatch.setattr(f"joulelab.train.{module}.require_fp8", lambda device: None)
+    whole, _ = lab.run(tmp_path / "bf16", "sft", training={"precision": "bf16"})
+    small, paths = lab.run(tmp_path / "fp8", "sft", training={"precision": "bf16", "matmul": "fp8"})
+    losses = [record.results["student.clm_loss"].value for record in (small, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.05) and losses[0] != losses[1]
+    saved = load_causal_lm(str(paths.artifacts / "final_model"))
+    assert {weight.dtype for weight in saved.parameters()} == {torch.float32}
+
+
+def test_8_bit_products_are_refused_with_adapters_and_without_a_gpu(lab, large):
+    fp8 = {"precision": "bf16", "matmul": "fp8"}
+    with pytest.raises(ConfigError, match=r"matmul=fp8 with student\.lora is not supported"):
+        check(lab.settings("sft", student={"model": large, "size": None, "lora": {"rank": 4}}, training=fp8))
+    with pytest.raises(ConfigError, match="matmul=fp8 needs an NVIDIA GPU, but the device is cpu"):
+        refuse_all(model_checks(check(lab.settings("sft", device="cpu", training=fp8))))
 
 
 def test_rotary_frequencies_of_a_bf16_teacher_stay_float32(lab):

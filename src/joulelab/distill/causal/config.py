@@ -700,6 +700,11 @@ class CausalSpec(LanguageModelSpec):
                     "parallel=fsdp with student.lora is not supported: adapters need little memory; use ddp, and "
                     "training.weights=bf16 for the frozen weights"
                 )
+            if training.matmul == "fp8" and self.student.lora is not None:
+                raise ValueError(
+                    "matmul=fp8 with student.lora is not supported: layers with adapters are not computed in fp8; "
+                    "remove one of them"
+                )
         return self
 
     @property

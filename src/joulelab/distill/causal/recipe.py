@@ -79,6 +79,7 @@ from joulelab.distill.runner import Runner, run_recipe
 from joulelab.errors import refuse_all
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext
+from joulelab.train.fp8_products import check_products
 from joulelab.zoo.pretrained import weights_identity
 
 
@@ -110,6 +111,8 @@ def model_checks(spec: CausalSpec) -> Iterator[Callable[[], object]]:
     """What the models' configurations, tokenizers and test questions tell, before a run starts."""
     yield lambda: check_models(spec)
     yield lambda: check_tokenizers(spec)
+    if spec.until == "train":
+        yield lambda: check_products(spec.device, spec.trainings)
     if spec.until == "train":
         yield lambda: check_memory(spec)
     yield lambda: check_chat_parts(spec)

@@ -67,6 +67,7 @@ from joulelab.evaluate.classification import (
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage
 from joulelab.train.config import TrainingConfig
+from joulelab.train.fp8_products import check_products
 from joulelab.train.optim import autocast, float32_matmul_precision
 from joulelab.train.training_session import EvaluationPoint, TrainingJob
 from joulelab.zoo.objective import Objective
@@ -87,6 +88,7 @@ def run_fitnets_images(run: RunContext) -> None:
 
 def text_checks(spec: ClassifySpec) -> Iterator[Callable[[], object]]:
     """What the models' configurations and tokenizers tell, before a run starts."""
+    yield lambda: check_products(spec.device, spec.trainings)
     trains_student = spec.until == "train"
     models = [*([spec.teacher.source] if spec.has_teacher else []), *([spec.student.model] if trains_student else [])]
     for model in dict.fromkeys(models):

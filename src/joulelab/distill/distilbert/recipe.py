@@ -55,6 +55,7 @@ from joulelab.errors import ConfigError, refuse_all
 from joulelab.evaluate.language import no_better_than_guessing, token_loss, unigram_loss
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage
+from joulelab.train.fp8_products import check_products
 from joulelab.train.optim import compile_in_place
 from joulelab.train.training_session import EvaluationPoint, TrainingJob
 from joulelab.zoo.pretrained import load_tokenizer, save_hf, weights_identity
@@ -76,6 +77,7 @@ def model_checks(spec: DistilbertSpec) -> Iterator[Callable[[], object]]:
         yield lambda: require_room(lm_config(spec.teacher.model, spec.teacher.type), spec.teacher.model, tokens, 0)
     if spec.until == "train":
         yield lambda: _check_student(spec)
+        yield lambda: check_products(spec.device, spec.trainings)
 
 
 def _check_student(spec: DistilbertSpec) -> None:

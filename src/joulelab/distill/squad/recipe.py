@@ -37,6 +37,7 @@ from joulelab.evaluate.squad_metrics import SearchLimits, SquadScores, find_answ
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage
 from joulelab.train.config import TrainingConfig
+from joulelab.train.fp8_products import check_products
 from joulelab.train.optim import compile_in_place
 from joulelab.train.training_session import EvaluationPoint, TrainingJob
 from joulelab.zoo.pretrained import load_tokenizer, save_hf
@@ -54,6 +55,7 @@ def model_checks(spec: SquadSpec) -> Iterator[Callable[[], object]]:
     for model in dict.fromkeys([student, *([teacher] if spec.has_teacher else [])]):
         yield lambda model=model: require_windows_fit(model, spec.data.max_seq_length)  # type: ignore[misc]
     yield lambda: require_student_layers(student, spec.student.layers)
+    yield lambda: check_products(spec.device, spec.trainings)
     if spec.has_teacher:
         yield lambda: require_same_tokens(teacher, student, [])
 
