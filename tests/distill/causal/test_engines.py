@@ -45,6 +45,8 @@ def test_a_run_starts_bills_and_stops_an_engine(lab, tmp_path, python):
     assert answers_in(paths) == answers_in(own)
     load, warm_up = record.stage("teacher.generate.load"), record.stage("teacher.generate.warm-up")
     assert [(one.role, one.activity) for one in (load, warm_up)] == [("setup", "load"), ("setup", "warm-up")]
+    stop = record.stage("teacher.generate.stop")
+    assert (stop.role, stop.activity) == ("setup", "stop") and not stop.is_method_work
     assert not load.is_method_work and record.stage("teacher.generate").tokens > 0
     bill = read_bill(paths.artifacts / "answers")
     assert bill.inputs["engine"] == "vllm 0.99.0"
@@ -103,6 +105,8 @@ def test_a_signal_stops_the_engine_and_a_resume_continues(lab, tmp_path, python)
         ({"engine": "builtin", "engine_python": "python"}, "has no effect with the engine builtin"),
         ({"engine_args": ("--x",)}, "has no effect without generation.engine_python"),
         ({"engine": "vlm"}, "unknown engine 'vlm'"),
+        ({"engine_seeds": False, "answer": {"do_sample": True}}, "engine_seeds=false has no effect without"),
+        ({"engine": "vllm", "engine_python": "p", "engine_seeds": False}, "engine_seeds=false has no effect without"),
         ({"engine": "sglang", "engine_python": "p", "answer": {"num_beams": 2}}, "no beam search"),
         ({"engine": "vllm", "engine_python": "p", "cache": "fixed"}, "generation.cache has no effect"),
     ],
@@ -175,6 +179,12 @@ def test_auto_does_not_choose_an_engine_that_was_not_measured(lab, tmp_path):
     )  # fmt: skip
     teacher = SimpleNamespace(name=spec.teacher.model, weights=spec.teacher.model)
     assert choose_engine(context, teacher).name == "builtin" and "sglang was not measured" in notes[0]
+
+
+def test_answers_without_seeds_are_other_answers(lab, python):
+    for seeds, identity in ((True, "vllm 0.99.0"), (False, "vllm 0.99.0 unseeded")):
+        settings = {"engine": "vllm", "engine_python": python, "engine_seeds": seeds}
+        assert check(lab.settings("synthetic", generation=settings)).engine_installation().identity == identity
 
 
 def test_one_engine_per_job_and_not_per_rank(lab, python):

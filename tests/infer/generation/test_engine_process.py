@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import engine_stand_in
@@ -187,6 +188,30 @@ def test_one_row_of_a_large_model_pays_for_the_start_of_vllm_only_if_it_is_long(
 ):
     shape = GenerationShape(parameters, answers=1, rows=1, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
     assert vllm_uses_less_energy(shape) is wins
+
+
+def test_a_warm_up_has_batches_of_both_kinds_that_vllm_compiles_a_kernel_for(tmp_path, model_folder, python):
+    sizes = []
+    engine = started(python, model_folder, tmp_path / "engine.log")
+    settings = GenerationSettings(do_sample=True, top_p=0.9, n=2, stop=("w1",), max_new_tokens=2)
+    generator = EngineGenerator(engine, make_tokenizer(), (3,), settings, identity="tiny", concurrency=2)
+
+    def generate(prompts):
+        sizes.append((len(prompts), generator.settings.n, generator.settings.stop))
+        return iter(())
+
+    with closing_generator(generator):
+        generator.generate = generate
+        generator.warm_up(PROMPTS)
+        generator.warm_up([])
+    assert sizes[:2] == [(32, 1, ()), (23, 1, ())] and sizes[2][0] == 0
+    assert generator.settings == settings
+
+
+def test_answers_without_seeds_have_another_identity(python):
+    installation = EngineInstallation.find("vllm", python)
+    assert installation.identity == "vllm 0.99.0"
+    assert replace(installation, with_seeds=False).identity == "vllm 0.99.0 unseeded"
 
 
 def test_the_command_passes_what_decides_the_answers(python):

@@ -17,6 +17,7 @@ from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.server import (
     Endpoint,
     ServerGenerator,
+    TokenPrompts,
     classify_listeners,
     locate_server,
     unmetered_gpus,
@@ -192,6 +193,32 @@ def test_the_body_states_what_the_settings_state():
     assert greedy["stop"] == ["\n"]
     assert (sampled["temperature"], sampled["top_p"], sampled["top_k"]) == (0.7, 0.9, 5)
     assert 0 <= sampled["seed"] < 2**31
+
+
+def test_a_seed_is_left_out_if_answers_need_not_be_reproducible():
+    settings = GenerationSettings(do_sample=True, top_p=0.9)
+    with Canned((200, reply("stop")), (200, reply("stop"))) as server:
+        for with_seeds in (True, False):
+            list(ServerGenerator(server.endpoint, "any", settings, with_seeds=with_seeds).generate(["w1"]))
+    assert ["seed" in body for body in server.bodies] == [True, False]
+
+
+def test_a_prompt_that_is_sent_as_tokens_is_tokenized_once_for_all_of_its_answers():
+    calls = []
+
+    class Counting:
+        eos_token_id, eos_token, bos_token_id = 99, "end", None
+
+        def __call__(self, texts):
+            calls.append(texts)
+            return {"input_ids": [[len(text), 7] for text in texts]}
+
+    settings = GenerationSettings(do_sample=True, n=2)
+    with Canned(*[(200, reply("stop"))] * 4) as server:
+        generator = ServerGenerator(server.endpoint, "any", settings, as_tokens=TokenPrompts(Counting(), (3,)))
+        assert [len(answers) for answers in generator.generate(["w1", "w22"])] == [2, 2]
+    assert calls == [["w1", "w22"]]
+    assert sorted(body["prompt"] for body in server.bodies) == [[2, 7], [2, 7], [3, 7], [3, 7]]
 
 
 def test_a_key_goes_along_where_there_is_one():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -146,6 +147,10 @@ class Generation(Section):
     """Time limit for the engine to load the model."""
     engine_concurrency: int = Field(256, ge=1)
     """Prompts that are sent to vLLM or SGLang at once."""
+    engine_seeds: bool = True
+    """Send a seed with every request for a sampled answer to vLLM or SGLang: seed, prompt and number of the answer then
+    decide the random numbers, whatever else is in the batch. Rounding still depends on the batch. false: another run
+    samples other answers; vLLM can then use FlashInfer's sampler, which has no seeds per request."""
     cache: CacheKind = "auto"
     """Key-value cache of the teacher. `growing`: works with every model. `fixed`: a slot of fixed size per row, and a
     step captured as a CUDA graph with sampling on the device. `auto`: `fixed` on a GPU if the model supports it."""
@@ -207,6 +212,10 @@ class Generation(Section):
             (
                 bool(self.engine_args) and self.engine_python is None,
                 "generation.engine_args has no effect without generation.engine_python",
+            ),
+            (
+                not self.engine_seeds and not (self.engine_python is not None and self.answer.do_sample),
+                "generation.engine_seeds=false has no effect without engine_python and answer.do_sample=true",
             ),
             (
                 child and self.answer.num_beams > 1,
@@ -843,7 +852,8 @@ class CausalSpec(LanguageModelSpec):
         reasons: list[ConfigError] = []
         for name in names:
             try:
-                return EngineInstallation.find(name, generation.engine_python, generation.engine_args)
+                found = EngineInstallation.find(name, generation.engine_python, generation.engine_args)
+                return replace(found, with_seeds=generation.engine_seeds)
             except ConfigError as error:
                 reasons.append(error)
         raise reasons[0]

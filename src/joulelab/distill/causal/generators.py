@@ -26,7 +26,7 @@ from joulelab import lookup
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.models import CausalContext
 from joulelab.errors import ConfigError
-from joulelab.infer.generation.completions import EngineFactory, Generator, Prompt, encode_prompt, end_ids
+from joulelab.infer.generation.completions import EngineFactory, Generator, Prompt, encode_prompts, end_ids
 from joulelab.infer.generation.engine import TransformersGenerator, require_positions
 from joulelab.infer.generation.engine_process import (
     CHILD_ENGINES,
@@ -220,6 +220,14 @@ def _start_engine(
                 report=lambda line: run.progress.advance(0, line[:_SHOWN_CHARACTERS]),
             )  # fmt: skip
         undo.callback(engine.stop)
+        held = undo.pop_all()
+
+        def stop_engine() -> None:
+            # Also while a stop of the run is under way, where a stage may not open.
+            with held, run.stage(f"{stage}.stop", role="setup", activity="stop", again=True):
+                held.close()
+
+        undo.callback(stop_engine)
         generator = EngineGenerator(
             engine, tokenizer, ends, spec.generation.answer,
             identity=teacher.identity, concurrency=spec.generation.engine_concurrency,
@@ -235,7 +243,7 @@ def _start_engine(
 def _context_length(context: CausalContext, teacher: TeacherSource, prompts: Sequence[Prompt]) -> int:
     """What the longest prompt and its answer need; less memory and fewer captured graphs than the model's maximum."""
     new_tokens = context.spec.generation.answer.max_new_tokens
-    longest = max(len(encode_prompt(context.tokenizer, prompt)) for prompt in prompts)
+    longest = max(len(ids) for ids in encode_prompts(context.tokenizer, prompts))
     config = causal_lm_config(teacher.weights or context.spec.teacher.model)
     require_positions(config, longest, new_tokens)
     rounded = -(-(longest + new_tokens) // _CONTEXT_STEP) * _CONTEXT_STEP

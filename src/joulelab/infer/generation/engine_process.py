@@ -10,6 +10,7 @@ Engines are not imported: they pin their own torch, so they need a separate envi
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 import math
 import os
@@ -42,7 +43,10 @@ _END_S = 3.0
 # A killed process that does not end is inside the driver; waiting longer does not help.
 _KILLED_S = 30.0
 _LOG_LINES = 12
-_WARM_UP_PROMPTS, _WARM_UP_TOKENS = 32, 8
+# Two rounds: vLLM 0.26 compiles its top-p kernel when it is first used, once for batches whose size is a multiple of 16
+# and once for others (2.5 s each on a 2-core VM). Its own warm-up has top-k and top-p together, which is another
+# kernel. A round must last until all of its requests are in one batch.
+_WARM_UP_ROUNDS, _WARM_UP_TOKENS = (32, 23), 32
 # Variables of this program's own environment and launcher, which would change what the engine imports or make it join
 # the launcher's process group.
 _OWN_VARIABLES = {
@@ -60,6 +64,8 @@ class EngineInstallation:
     version: str
     arguments: tuple[str, ...] = ()
     """Added to the command line of its server."""
+    with_seeds: bool = True
+    """Whether every request of a sampled answer has a seed."""
 
     @classmethod
     def find(
@@ -95,7 +101,7 @@ class EngineInstallation:
     @property
     def identity(self) -> str:
         """Name, version and arguments, for keys and records."""
-        return " ".join([f"{self.name} {self.version}", *self.arguments])
+        return " ".join([f"{self.name} {self.version}", *self.arguments, *([] if self.with_seeds else ["unseeded"])])
 
     def command(
         self, model: str, tokenizer: str, port: int, dtype: str, context_length: int, revision: str | None = None
@@ -275,21 +281,25 @@ class EngineGenerator(ServerGenerator):
         super().__init__(
             engine.endpoint, SERVED_NAME, settings,
             concurrency=concurrency, on_this_node=True, metered_gpus=metered_gpus, extra=extra,
-            as_tokens=TokenPrompts(tokenizer, end_ids), log_probabilities=log_probabilities, check=check_engine,
+            as_tokens=TokenPrompts(tokenizer, end_ids), log_probabilities=log_probabilities,
+            with_seeds=engine.installation.with_seeds, check=check_engine,
         )  # fmt: skip
         self._engine, self._on_close = engine, on_close or engine.stop
         self.identity = engine_identity(identity, engine.installation)
         self.location = ServerLocation(True, f"{engine.installation.name} was started here", (engine.pid,))
 
     def warm_up(self, prompts: Sequence[Prompt]) -> None:
-        """A few short answers: engines compile some kernels for the first requests."""
-        settings, at_once = self.settings, self.prompts_at_once
+        """A few answers: engines compile some kernels for the first requests. Stop texts are left out, because they
+        would end a round before its batch is full."""
+        settings = self.settings
         tokens = min(_WARM_UP_TOKENS, settings.max_new_tokens)
-        self.settings = settings.model_copy(update={"max_new_tokens": tokens, "n": 1})
+        self.settings = settings.model_copy(update={"max_new_tokens": tokens, "n": 1, "stop": ()})
         try:
-            collections.deque(self.generate(prompts[:_WARM_UP_PROMPTS]), maxlen=0)
+            for size in _WARM_UP_ROUNDS:
+                some = list(itertools.islice(itertools.cycle(prompts), size if prompts else 0))
+                collections.deque(self.generate(some), maxlen=0)
         finally:
-            self.settings, self.prompts_at_once = settings, at_once
+            self.settings = settings
 
     def _explain_failure(self) -> None:
         self._engine.require_alive(grace_s=_END_S)

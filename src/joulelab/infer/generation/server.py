@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import itertools
 import json
 import os
 import socket
@@ -27,7 +28,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from joulelab.errors import ConfigError, JoulelabError, UsageError
-from joulelab.infer.generation.completions import Completion, FinishReason, Prompt, as_messages, encode_prompt
+from joulelab.infer.generation.completions import Completion, FinishReason, Prompt, as_messages, encode_prompts
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.meter.sensors.gpu_selection import select_gpus
 from joulelab.meter.sensors.nvml import compute_pids, opened_cards
@@ -133,6 +134,8 @@ def with_children(pids: Iterable[int]) -> set[int]:
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Between two looks at whether the work is still wanted.
 _POLL_S = 0.2
+# Prompts that are tokenized in one call.
+_ENCODED_AT_ONCE = 1024
 _RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -239,6 +242,20 @@ class TokenPrompts:
     tokenizer: Any
     end_ids: Sequence[int]
 
+    def encoded(self, prompts: Sequence[Prompt]) -> Iterator[EncodedPrompt]:
+        """Each prompt once, whatever its number of answers."""
+        for start in range(0, len(prompts), _ENCODED_AT_ONCE):
+            for ids in encode_prompts(self.tokenizer, prompts[start : start + _ENCODED_AT_ONCE]):
+                yield EncodedPrompt(ids, self.end_ids)
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """Token ids of a prompt, and the tokens that end its answer."""
+
+    ids: Sequence[int]
+    end_ids: Sequence[int]
+
 
 def request_body(
     model: str,
@@ -246,20 +263,22 @@ def request_body(
     prompt: Prompt,
     answer: int,
     extra: dict[str, Any],
-    as_tokens: TokenPrompts | None = None,
+    as_tokens: EncodedPrompt | None = None,
     log_probabilities: bool = False,
+    with_seed: bool = True,
 ) -> tuple[str, dict[str, Any]]:
     """(path, body) for one answer to one prompt. One per request, because usage counts tokens per request."""
     body: dict[str, Any] = {"model": model, "max_tokens": settings.max_new_tokens, "stream": False}
     if settings.do_sample:
-        body |= {"temperature": settings.temperature, "top_p": settings.top_p, "seed": _seed(settings.seed, answer)}
+        body |= {"temperature": settings.temperature, "top_p": settings.top_p}
+        body |= {"seed": _seed(settings.seed, answer)} if with_seed else {}
         body |= {"top_k": settings.top_k} if settings.top_k else {}
     else:
         body |= {"temperature": 0.0}
     if settings.stop:
         body["stop"] = list(settings.stop)
     if as_tokens is not None:
-        body |= {"prompt": encode_prompt(as_tokens.tokenizer, prompt), "stop_token_ids": list(as_tokens.end_ids)}
+        body |= {"prompt": list(as_tokens.ids), "stop_token_ids": list(as_tokens.end_ids)}
         body |= {"return_token_ids": True} | ({"logprobs": 1} if log_probabilities else {})
         return "/completions", {**body, **extra}
     messages = as_messages(prompt)
@@ -338,18 +357,19 @@ class ServerGenerator:
         extra: Mapping[str, Any] | None = None,
         as_tokens: TokenPrompts | None = None,
         log_probabilities: bool = False,
+        with_seeds: bool = True,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """`server` is the address up to /v1. `on_this_node` overrides the detected location; `metered_gpus` is the
         setting `energy.gpus`; `extra` is added to every request. `log_probabilities` asks for those of the generated
-        tokens; a reply without them is an error. `check` is called while answers are awaited, and ends the work by
-        raising."""
+        tokens; a reply without them is an error. `with_seeds=False`: requests have no seed, so that answers are not
+        reproducible. `check` is called while answers are awaited, and ends the work by raising."""
         if settings.num_beams > 1:
             raise ConfigError("the OpenAI protocol has no beam search", "set num_beams=1, or use a local model")
         self.settings, self.prompts_at_once = settings, concurrency
         self._endpoint = Endpoint(server, api_key) if isinstance(server, str) else server
         self._model, self._extra, self._check = model, dict(extra or {}), check
-        self._as_tokens, self._log_probabilities = as_tokens, log_probabilities
+        self._as_tokens, self._log_probabilities, self._with_seeds = as_tokens, log_probabilities, with_seeds
         options = f"?{json.dumps(self._extra, sort_keys=True)}" if self._extra else ""
         self.identity = f"{self._endpoint.base_url.rstrip('/')}#{model}{options}"
         server_address(self._endpoint.base_url)
@@ -370,10 +390,11 @@ class ServerGenerator:
 
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[list[Completion]]:
         under_way: deque[list[Future[Completion]]] = deque()
+        encoded = itertools.repeat(None) if self._as_tokens is None else self._as_tokens.encoded(prompts)
         pool = ThreadPoolExecutor(self.prompts_at_once, thread_name_prefix="asking")
         try:
-            for prompt in prompts:
-                under_way.append([pool.submit(self._ask, prompt, number) for number in range(self.settings.n)])
+            for prompt, tokens in zip(prompts, encoded, strict=False):
+                under_way.append([pool.submit(self._ask, prompt, tokens, number) for number in range(self.settings.n)])
                 if len(under_way) > self.prompts_at_once:
                     yield [self._wait(future) for future in under_way.popleft()]
             while under_way:
@@ -398,9 +419,9 @@ class ServerGenerator:
     def _explain_failure(self) -> None:
         """Raise a better explanation of a failed request, if there is one."""
 
-    def _ask(self, prompt: Prompt, answer: int) -> Completion:
+    def _ask(self, prompt: Prompt, tokens: EncodedPrompt | None, answer: int) -> Completion:
         path, body = request_body(
-            self._model, self.settings, prompt, answer, self._extra, self._as_tokens, self._log_probabilities
+            self._model, self.settings, prompt, answer, self._extra, tokens, self._log_probabilities, self._with_seeds
         )
         found = read_answer(self._endpoint.post(path, body), self.settings.max_new_tokens)
         if self._log_probabilities and len(found.log_probabilities) != found.tokens:
