@@ -171,6 +171,14 @@ def signature():
     assert schema.returns[0].name == "output"
 
 
+@checks("aten._scaled_dot_product_cudnn_attention")
+def signature_of_cudnn():
+    schema = torch.ops.aten._scaled_dot_product_cudnn_attention.default._schema
+    names = [argument.name for argument in schema.arguments]
+    positional = ["query", "key", "value", "attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"]
+    assert names == [*positional, "return_debug_mask", "scale"] and schema.returns[0].name == "output"
+
+
 @checks("transformers.masking_utils")
 def masks():
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask

@@ -151,6 +151,23 @@ def test_weights_that_share_random_bits_are_rounded_independently(moments):
         assert float((up[0] & other).double().mean()) == pytest.approx(shares[0] * share, abs=4e-3)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("factor", [0.5, torch.tensor(0.5), torch.tensor(0.5, dtype=torch.bfloat16)])
+@pytest.mark.parametrize("elements", [5, 1024, 3000, 1 << 16])
+def test_the_kernel_multiplies_the_gradients_by_the_factor(factor, elements):
+    """Halving is exact, so the bits are those of halved gradients; sizes end within and after a block of the kernel."""
+    found = []
+    for half, given in ((1.0, factor), (0.5, 1.0)):
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.randn(elements).bfloat16().cuda())
+        optimizer = make_optimizer([weight], TrainingConfig(learning_rate=1e-3, **BF16_MOMENTS), rounding_seed=3)
+        for _ in range(3):
+            weight.grad = half * torch.randn(elements).bfloat16().cuda()
+            optimizer.step(factor=given.cuda() if isinstance(given, torch.Tensor) else given)
+        found.append([weight.detach(), *(optimizer.state[weight][name] for name in ("exp_avg", "exp_avg_sq"))])
+    assert all(torch.equal(own, other) for own, other in zip(*found, strict=True))
+
+
 def python_update(weight, gradient, mean, square, factor, *, step, seed, rate, decay, betas, epsilon):
     """What the kernel computes, in torch and rounded to the nearest number."""
     gradient = gradient.float() * factor

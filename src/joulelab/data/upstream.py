@@ -72,6 +72,11 @@ PRIVATE_APIS = (
         ("data/chat/packing.py",),
     ),
     PrivateApi(
+        "aten._scaled_dot_product_cudnn_attention",
+        "is the attention of rows without a mask by cuDNN (GPU only: its signature is tested, each device is tried)",
+        ("data/chat/packing.py",),
+    ),
+    PrivateApi(
         "transformers.masking_utils",
         "AttentionMaskInterface registers a mask function by name; sdpa_mask is that of SDPA",
         ("data/chat/packing.py", "infer/generation/static_decoder.py"),

@@ -1,11 +1,14 @@
 """The loss of packed rows is the loss of their documents one by one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 import transformers
 from torch.nn import functional
 
+from joulelab.data.chat import packing
 from joulelab.data.chat.encoding import EncodedDocument
 from joulelab.data.chat.packing import (
     NAME,
@@ -97,6 +100,81 @@ def test_packed_documents_give_the_loss_and_gradient_they_give_alone(make, by_bo
     assert found_count == count
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(gradients(model, found), expected_gradients, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [llama, mistral])
+def test_rows_of_one_document_give_the_same_without_bounds(make, monkeypatch):
+    """A window of 6 tokens is shorter than the rows of mistral, so bounds are made for it."""
+    calls = []
+    monkeypatch.setattr(
+        packing, "_dense", lambda *parts, dense=packing._dense, **kw: calls.append(1) or dense(*parts, **kw)
+    )
+    model = make()
+    expected, count = alone(model)
+    expected_gradients = gradients(model, expected)
+    register()
+    model.set_attn_implementation(NAME)
+    packed = pack(texts(), row_length=24, seed=0, together=False)
+    assert packed.has_single_documents and len(packed) == len(texts())
+    found, found_count = summed_loss(model, PackedAttention(by_bounds=True, dense=True), packed, batch_size=2)
+    assert found_count == count and bool(calls) == (make is llama)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(gradients(model, found), expected_gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_bounds_are_left_out_only_for_rows_of_one_document_and_a_kernel_that_was_tried():
+    together, separate = (pack(texts(), row_length=24, seed=0, together=choice) for choice in (True, False))
+    assert not together.has_single_documents
+
+    def bounds(packed, dense):
+        mask = PackedAttention(by_bounds=True, dense=dense).inputs(RowsInOrder(packed, 2).at(0, 0))["attention_mask"]
+        return mask.numel()
+
+    assert [bounds(together, True), bounds(separate, False), bounds(separate, True)] == [64, 64, 1]
+    assert "attention_mask" not in PackedAttention(by_bounds=False).inputs(RowsInOrder(separate, 2).at(0, 0))
+
+
+def test_a_kernel_is_used_only_if_it_agrees_with_the_formula(monkeypatch):
+    assert not packing._cudnn_agrees(llama())  # torch has no such kernel for a CPU
+
+    def kernel(change):
+        def attend(query, key, value, scale, dropout):
+            attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            return change(attended)
+
+        return attend
+
+    cases = {
+        "right": (lambda attended: attended, True),
+        "wrong result": (lambda attended: 1.1 * attended, False),
+        "wrong gradient": (lambda attended: attended + (attended - attended.detach()), False),
+        "not a number": (lambda attended: attended * float("nan"), False),
+    }
+    for name, (change, agrees) in cases.items():
+        monkeypatch.setattr(packing, "_cudnn", kernel(change))
+        assert packing._cudnn_agrees(llama()) == agrees, name
+    model = llama()
+    model.config.head_dim = 256
+    assert not packing._cudnn_agrees(model)
+
+
+@pytest.mark.gpu
+def test_cudnn_on_rows_of_one_document_gives_the_loss_and_gradients_of_the_flash_kernel():
+    found = []
+    packed = pack(texts(), row_length=24, seed=0, together=False)
+    for dense in (False, True):
+        model = llama().cuda()
+        attention = replace(use_packed_attention(model), dense=dense)
+        batch = RowsInOrder(packed, len(packed)).at(0, 0).to(torch.device("cuda"))
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = model(**attention.inputs(batch)).logits
+        loss = functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(), batch.labels[:, 1:].flatten(), reduction="sum"
+        )
+        found.append((loss.detach(), gradients(model, loss)))
+    (flash, flash_gradients), (cudnn, cudnn_gradients) = found
+    torch.testing.assert_close(cudnn, flash, rtol=2e-3, atol=0.0)
+    assert float((cudnn_gradients - flash_gradients).norm() / flash_gradients.norm()) < 0.02
 
 
 def test_a_model_with_this_attention_still_takes_ordinary_masks():

@@ -8,6 +8,9 @@ positions that restart at 0, which rules out the fast kernels and computes every
 half precision the document bounds go to the flash kernel instead, which computes only pairs within a document. They are
 passed in place of the mask: transformers hands a four-dimensional mask to attention unchanged. Any other mask is
 handled as usual, so a model with this attention can still generate.
+
+Rows that all have one document need no bounds: no token sees the padding after it. cuDNN computes them in about 60 % of
+the time of the flash kernel on an H200. Its kernel for documents of different lengths is not used (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -55,6 +59,11 @@ class PackedRows:
     def tokens(self) -> int:
         """Without padding."""
         return int(self.pieces[:, 2].sum())
+
+    @property
+    def has_single_documents(self) -> bool:
+        """Whether every row is one document, or one piece of it, and padding."""
+        return len(self.pieces) == len(self)
 
     @property
     def padded_share(self) -> float:
@@ -182,6 +191,7 @@ class CausalBatch:
     rows: Rows  # numbers of the packed rows
     tokens: int  # without padding
     count: int  # targets
+    single_documents: bool  # every row of the packed ones has one document, not only those of this batch
 
     @property
     def samples(self) -> int:
@@ -221,6 +231,7 @@ def causal_batch(packed: PackedRows, rows: Rows) -> CausalBatch:
         rows=rows,
         tokens=int(np.count_nonzero(documents != PADDING)),
         count=int(np.count_nonzero(trained)),
+        single_documents=packed.has_single_documents,
     )
 
 
@@ -256,6 +267,9 @@ class RowsInOrder:
 
 NAME = "joulelab_packed"
 _LARGEST_HEAD = 256  # of the flash kernel
+_LARGEST_CUDNN_HEAD = 128
+_CHECKED_TOKENS = 160  # more than a tile of the kernel, and no multiple of it
+_HALF_PRECISION_SHARE = 0.02  # of the norm: bf16 rounds each number by at most 0.4 %
 ROUNDING_SHARE = 1e-3  # of the largest logit: more than rounding, less than the effect of a visible document
 # int8 products of a row depend slightly on the other rows: LLM.int8() treats columns with outliers separately,
 # whichever row has them.
@@ -267,12 +281,16 @@ class PackedAttention:
     """How a model is called with a batch of packed rows."""
 
     by_bounds: bool
+    dense: bool = False
+    """With `by_bounds`: rows of one document go to the kernel without bounds."""
 
     def inputs(self, batch: CausalBatch) -> dict[str, Any]:
         """For model(**inputs). No cache: with one, transformers does not treat restarted positions as documents."""
         inputs: dict[str, Any] = {"input_ids": batch.ids, "position_ids": batch.positions, "use_cache": False}
         if self.by_bounds:
-            inputs["attention_mask"] = batch.bounds.view(1, 1, 1, -1)
+            # A single bound stands for rows of one document each.
+            bounds = batch.bounds[:1] if self.dense and batch.single_documents else batch.bounds
+            inputs["attention_mask"] = bounds.view(1, 1, 1, -1)
         return inputs
 
 
@@ -287,7 +305,7 @@ def use_packed_attention(model: nn.Module, same_share: float = ROUNDING_SHARE) -
     if by_bounds:
         register()
         model.set_attn_implementation(NAME)  # type: ignore[operator]
-    attention = PackedAttention(by_bounds)
+    attention = PackedAttention(by_bounds, dense=by_bounds and _cudnn_agrees(model))
     if not separates_documents(model, attention, same_share):
         raise ConfigError(
             f"{type(model).__name__} does not separate the documents of a packed row",
@@ -321,6 +339,7 @@ def _second_of_two(model: nn.Module, attention: PackedAttention, first: list[int
         rows=np.zeros(1, dtype=np.int64),
         tokens=6,
         count=0,
+        single_documents=False,
     )
     logits: Tensor = model(**attention.inputs(batch.to(device))).logits
     return logits[:, 3:].float()
@@ -361,10 +380,15 @@ def attend(
         return attended
     bounds = attention_mask.flatten()
     query, key, value = (_computed(part) for part in (query_BHTD, key_BKTD, value_BKTD))
+    rows, length, window = len(query), query.shape[2], kwargs.get("sliding_window")
+    if len(bounds) == 1 and (window is None or window >= length):
+        return _dense(query, key, value, **kwargs), None
+    if len(bounds) == 1:
+        bounds = torch.arange(rows + 1, device=query.device, dtype=torch.int32) * length
     if _flash_takes(query, value):
         attended = _flash(query, key, value, bounds, **kwargs), None
     else:
-        mask = _mask(bounds, len(query), query.shape[2], kwargs.get("sliding_window"))
+        mask = _mask(bounds, rows, length, window)
         attended = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
     return attended
 
@@ -400,6 +424,82 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, **kwargs: 
         **limits,
     )[0]
     return attended.view(rows, length, heads, size)
+
+
+def _dense(query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Tensor:
+    """[rows, length, heads, size] of rows with one document each."""
+    scale, dropout = kwargs.get("scaling"), kwargs.get("dropout", 0.0)
+    if _cudnn_takes(query, value):
+        attended = _cudnn(query, key, value, scale, dropout)
+    else:
+        attended = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            dropout_p=dropout,
+            is_causal=True,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+    return attended.transpose(1, 2)
+
+
+def _cudnn(query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
+    """Called by name: torch prefers the flash kernel where both are possible."""
+    attended: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query, key, value, None, True, dropout, True, False, scale=scale
+    )[0]
+    return attended
+
+
+def _cudnn_takes(query: Tensor, value: Tensor) -> bool:
+    return _flash_takes(query, value) and query.shape[-1] <= _LARGEST_CUDNN_HEAD
+
+
+def _cudnn_agrees(model: Any) -> bool:
+    """Whether cuDNN computes attention of this model's heads, and its gradients, up to rounding. Tried on the device:
+    which shapes it accepts depends on its version and on the GPU."""
+    config, device = model.config.get_text_config(), next(model.parameters()).device
+    heads = getattr(config, "num_attention_heads", None)
+    width = getattr(config, "hidden_size", None)
+    if heads is None or width is None:
+        return False
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or width // heads
+    if size > _LARGEST_CUDNN_HEAD or size % 8:
+        return False
+    random = torch.Generator(device).manual_seed(0)
+
+    def drawn(count: int) -> Tensor:
+        shape = (2, _CHECKED_TOKENS, count, size)  # as models have it: heads of a token are adjacent
+        return torch.randn(shape, generator=random, device=device).bfloat16().transpose(1, 2)
+
+    inputs, gradient = [drawn(heads), drawn(shared), drawn(shared)], drawn(heads)
+    try:
+        found = _with_gradients(lambda query, key, value: _cudnn(query, key, value, None, 0.0), inputs, gradient)
+    except (RuntimeError, AttributeError, TypeError):
+        return False
+    exact = _with_gradients(_exact_attention, [part.float() for part in inputs], gradient.float())
+    pairs = zip(found, exact, strict=True)
+    return all(bool((own.float() - other).norm() <= _HALF_PRECISION_SHARE * other.norm()) for own, other in pairs)
+
+
+def _exact_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Without any kernel: the plain formula."""
+    groups, length = query.shape[1] // key.shape[1], query.shape[2]
+    key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
+    seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+    scores = (query @ key.transpose(2, 3) * query.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
+    attended: Tensor = scores.softmax(-1) @ value
+    return attended
+
+
+def _with_gradients(attention: Callable[..., Tensor], inputs: list[Tensor], gradient: Tensor) -> list[Tensor]:
+    """The result and the gradients by query, key and value."""
+    with torch.enable_grad(), torch.autocast(gradient.device.type, enabled=False):
+        leaves = [part.detach().requires_grad_() for part in inputs]
+        attended = attention(*leaves)
+        return [attended.detach(), *torch.autograd.grad(attended, leaves, gradient)]
 
 
 def _mask(bounds: Tensor, rows: int, length: int, window: int | None) -> Tensor:
