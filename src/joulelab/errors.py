@@ -26,6 +26,7 @@ The CLI catches `JoulelabError` once and prints message and hint; any other exce
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -106,7 +107,25 @@ def find_problems(checks: Iterable[Callable[[], object]]) -> list[JoulelabError]
             for problem in error.problems if isinstance(error, SeveralProblems) else (error,):
                 packages = problem.packages if isinstance(problem, DependencyMissing) else ()
                 found.setdefault(packages or problem.message, problem)
-    return list(found.values())
+    return _packages_once(list(found.values()))
+
+
+def _packages_once(problems: list[JoulelabError]) -> list[JoulelabError]:
+    """Missing packages as one problem with one command, where two models need some of the same."""
+    missing = [problem for problem in problems if isinstance(problem, DependencyMissing) and problem.packages]
+    extras = [re.fullmatch(r'pip install "joulelab\[(.+)\]"', problem.hint) for problem in missing]
+    if len(missing) < 2 or not all(extras):
+        return problems
+    names = list(dict.fromkeys(name for problem in missing for name in problem.packages))
+    wanted = dict.fromkeys(extra for match in extras if match for extra in match[1].split(","))
+    one = DependencyMissing(
+        f"this needs {', '.join(names[:-1])} and {names[-1]}, which are not installed",
+        f'pip install "joulelab[{",".join(wanted)}]"',
+        names,
+    )
+    place = problems.index(missing[0])
+    others = [problem for problem in problems if problem not in missing]
+    return [*others[:place], one, *others[place:]]
 
 
 def refuse_all(checks: Iterable[Callable[[], Any]]) -> list[Any]:

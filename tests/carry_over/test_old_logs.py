@@ -341,6 +341,32 @@ class TestImportedRuns:
         assert code == 0 and "1.00 kJ" in out
         assert not (tmp_path / "store").exists()
 
+    def test_the_same_content_is_imported_once(self, tmp_path, imported, joulelab):
+        lines = ["timestamp,gpu_0_power_w", f"{EPOCH},100", f"{EPOCH + 10},100"]
+        first, copied = write(tmp_path / "a.csv", *lines), write(tmp_path / "b.csv", *lines)
+        [run], _ = imported(first)
+        runs, data = imported(copied)
+        assert not runs and [one["run_id"] for one in data["imported_before"]] == [run.run_id]
+        code, _, err = joulelab("import", first)
+        assert code == 0 and run.run_id in err and "--again" in err
+        assert len(imported(first, "--again")[0]) == 1
+        write(tmp_path / "a.csv", *lines, f"{EPOCH + 20},100")
+        assert len(imported(first)[0]) == 1, "it has grown"
+
+    def test_runs_of_joulelab_in_a_folder_are_left_out(self, tmp_path, imported, joulelab):
+        folder = tmp_path / "mixed"
+        folder.mkdir()
+        loose = write(folder / "a.csv", "timestamp,gpu_0_power_w", f"{EPOCH},100", f"{EPOCH + 10},100")
+        imported(loose)
+        (tmp_path / "store").rename(folder / "runs")
+        runs, _ = imported(folder)
+        assert len(runs) == 1
+        code, out, _ = joulelab("import", folder, "--no-run")
+        assert code == 0 and "1 run of joulelab in it not imported again" in " ".join(out.split())
+        loose.unlink()
+        code, _, err = joulelab("import", folder)
+        assert code == 2 and "contains runs of joulelab and no other log" in err and "they need no import" in err
+
     @pytest.mark.parametrize("bad", ["nothing.csv", "empty", "text"])
     def test_a_bad_path_leaves_no_run_behind(self, tmp_path, joulelab, bad):
         good = write(tmp_path / "a.csv", "timestamp,gpu_0_power_w", f"{EPOCH},100", f"{EPOCH + 10},100")

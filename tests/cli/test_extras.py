@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
+from joulelab.errors import ConfigError, DependencyMissing, find_problems
 from joulelab.lookup import EXTRAS
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -118,3 +120,27 @@ def test_the_table_of_extras_is_what_the_extras_install():
 def test_the_base_has_no_package_of_an_extra():
     base = {re.split(r"[<>=\[]", text)[0] for text in PROJECT["dependencies"]}
     assert not base & {"pyarrow", "altair", "vl-convert-python", "jinja2", "duckdb", "torch", "codecarbon", "pandas"}
+
+
+def test_two_models_that_need_different_packages_have_one_command(base):
+    done = base("infer", "pna", "gpt2")
+    text = " ".join(done.stderr.split())
+    assert done.returncode == 2 and 'pip install "joulelab[train,graphs]"' in text
+    assert text.count("torch,") == 1 and text.count("not installed") == 1
+
+
+def test_packages_that_two_models_need_are_named_once():
+    problems = [
+        DependencyMissing("a needs torch", 'pip install "joulelab[train]"', ["torch", "transformers"]),
+        ConfigError("another problem"),
+        DependencyMissing("b needs torch", 'pip install "joulelab[train,graphs]"', ["torch", "torch_geometric"]),
+    ]
+
+    def refuse(problem):
+        raise problem
+
+    missing, other = find_problems([partial(refuse, problem) for problem in problems])
+    assert missing.message == "this needs torch, transformers and torch_geometric, which are not installed"
+    assert missing.hint == 'pip install "joulelab[train,graphs]"' and other is problems[1]
+    alone = DependencyMissing("c needs d", "pip install d", ["d"])
+    assert find_problems([partial(refuse, alone)]) == [alone]

@@ -277,6 +277,29 @@ def test_listings_have_json(tmp_path):
         assert isinstance(json.loads(done.stdout), list)
 
 
+@pytest.mark.parametrize(
+    ("setting", "command"),
+    [
+        ("generation.answer.temperature=x", "joulelab explain generation.answer.temperature"),
+        ("generation.answer.stop=[1]", "joulelab explain generation.answer.stop"),
+        ("generation.answer.nosuch=1", "joulelab explain generation.answer"),
+        ("nosuch=1", "joulelab explain KEY"),
+    ],
+)
+def test_a_refused_setting_comes_with_a_command_that_describes_it(setting, command):
+    done = joulelab_here("run", "synthetic-tiny", setting, "--dry-run")
+    assert done.returncode == 2 and f"`{command}` describes" in done.stderr
+
+
+def test_explain_names_the_section_of_an_unknown_setting():
+    done = joulelab_here("explain", "generation.answer.zzz")
+    assert done.returncode == 2 and "`joulelab explain generation.answer` describes what is there" in done.stderr
+
+
+def test_the_command_for_one_setting_describes_that_of_the_same_pipeline():
+    assert "joulelab explain device --pipeline infer" in joulelab_here("explain", "--pipeline", "infer").stdout
+
+
 def test_explain_describes_a_setting_and_suggests_the_nearest_name():
     done = joulelab_here("explain", "distill.kd_T")
     assert "distill.temperature" in done.stdout

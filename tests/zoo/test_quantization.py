@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "infer" / "generation"))  
 from tiny_lm import make_model
 
 from joulelab import lookup
-from joulelab.errors import DependencyMissing, DeviceMissing
+from joulelab.errors import DependencyMissing, DeviceMissing, JoulelabError
 from joulelab.zoo.quantization import QUANTIZATIONS, require_quantization
 from joulelab.zoo.quantized_layers import quantize
 
@@ -57,6 +58,54 @@ def test_a_missing_package_is_named_with_its_extra(kind, monkeypatch):
     with pytest.raises(DependencyMissing, match=f"{kind} weights needs? (bitsandbytes|torchao)") as found:
         require_quantization(kind, on_gpu=True)
     assert "joulelab[bitsandbytes]" in found.value.hint or "joulelab[torchao]" in found.value.hint
+
+
+def torchao_that(monkeypatch, quantize_):
+    configs = []
+
+    def config(**options):
+        configs.append(options)
+        return options
+
+    names = ("Float8DynamicActivationFloat8WeightConfig", "Float8WeightOnlyConfig", "Int4WeightOnlyConfig")
+    fake = SimpleNamespace(**dict.fromkeys(names, config), PerRow=lambda: "row", quantize_=quantize_)
+    monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(quantization=fake))
+    monkeypatch.setitem(sys.modules, "torchao.quantization", fake)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    return configs
+
+
+@pytest.mark.parametrize("kind", ["fp8", "fp8-weights", "int4"])
+def test_torchao_does_not_change_settings_of_the_process(kind, monkeypatch):
+    configs = torchao_that(monkeypatch, lambda model, config, filter_fn: None)
+    quantize(make_model(**SHAPE), kind)
+    assert configs and all(config["set_inductor_config"] is False for config in configs)
+    if kind == "int4":  # torch's own kernel; other formats need mslk
+        assert {config["int4_packing_format"] for config in configs} == {"tile_packed_to_4d"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ImportError("Requires mslk >= 1.0.0"), RuntimeError("\n  no kernel image is available\nmore"), AssertionError()],
+)
+def test_a_package_that_does_not_fit_torch_is_named(error, monkeypatch):
+    def fail(model, config, filter_fn):
+        raise error
+
+    torchao_that(monkeypatch, fail)
+    reason = str(error).strip().splitlines()[0] if str(error) else "AssertionError"
+    with pytest.raises(JoulelabError, match=rf"torchao .* cannot make int4 weights with torch 2.*: {reason}") as found:
+        quantize(make_model(**SHAPE), "int4")
+    assert "install a version of torchao" in found.value.hint
+
+
+def test_too_little_memory_is_not_blamed_on_the_package(monkeypatch):
+    def fail(model, config, filter_fn):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    torchao_that(monkeypatch, fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        quantize(make_model(**SHAPE), "int4")
 
 
 @pytest.mark.gpu

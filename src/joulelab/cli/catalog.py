@@ -271,7 +271,7 @@ def explain(
     if not key and pipeline is None:
         print("Settings shared by all pipelines (--pipeline NAME lists all settings of one):\n")
     if len(found.rows) > _MOST_DESCRIBED and detail() == "normal":
-        _print_keys(found)
+        _print_keys(found, pipeline)
     else:
         for row in found.rows:
             print(_described(row))
@@ -288,7 +288,7 @@ def _described(row: Any) -> str:
     return f"{row.key} ({row.takes}){default}\n{indent(row.about, '    ')}"
 
 
-def _print_keys(found: Explained) -> None:
+def _print_keys(found: Explained, pipeline: str | None) -> None:
     """Sections with their settings, without descriptions."""
     from joulelab.cli.console import print_answer
     from joulelab.report.tables.grid import make_grid
@@ -299,7 +299,8 @@ def _print_keys(found: Explained) -> None:
             section, _, name = row.key.rpartition(".")
             sections.setdefault(section, []).append(name)
     rows = [(section or "-", ", ".join(names)) for section, names in sections.items()]
-    last = found.rows[-1].key
+    # Other pipelines may have another setting of that name.
+    last = found.rows[-1].key + (f" --pipeline {pipeline}" if pipeline else "")
     grids = [make_grid("", "Section!|Settings", rows)]
     print_answer("", grids, [f"One setting: joulelab explain {last}"], more="all descriptions")
 

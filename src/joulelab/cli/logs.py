@@ -32,6 +32,9 @@ def import_log(
     one_run: Annotated[
         bool, typer.Option("--one-run", help="Create one run with all stages of all paths instead of one run per path.")
     ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Create a run even if one was made from the same content before.")
+    ] = False,
     interpolate_gaps: Annotated[
         bool,
         typer.Option(
@@ -86,8 +89,9 @@ def import_log(
         given = {"--idle": idle, "--idle-watts": idle_watts, "--latency-ms": latency_ms, "--out": out}
         for option in (flag for flag, value in given.items() if value is not None):
             raise UsageError(f"{option} applies to one log; {len(paths)} paths were given", "import them one by one")
-    if no_run and (one_run or name):
-        raise UsageError(f"--no-run creates no run, so {'--one-run' if one_run else '--name'} has no effect")
+    if no_run and (one_run or name or again):
+        option = "--one-run" if one_run else "--name" if name else "--again"
+        raise UsageError(f"--no-run creates no run, so {option} has no effect")
     # All paths are read before the first run is created: a bad one leaves nothing behind.
     read = [_read(path, rule, idle, idle_watts, latency_ms, out, interpolate_gaps) for path in paths]
     runs = [run for one in read for run in one.runs]
@@ -95,6 +99,10 @@ def import_log(
         from joulelab.meter.importers.convert import merged
 
         runs = [merged(runs, name or runs[0].name)]
+    known: dict[Path, Path] = {}
+    if not (no_run or again):
+        known = _imported_before(runs, runs_dir)
+        runs = [run for run in runs if run.files[0] not in known]
     answers = (
         [] if no_run else _create(runs, name, read[0].idle_s if len(read) == 1 else None, interpolate_gaps, runs_dir)
     )
@@ -103,7 +111,8 @@ def import_log(
 
         created = [{"run_id": folder.name, "folder": str(folder), "energy": line} for folder, line in answers]
         data = read[0].data if len(read) == 1 else {"logs": [one.data for one in read]}
-        print(json.dumps({**data, "created": created}, indent=2))
+        before = [{"run_id": folder.name, "folder": str(folder), "file": str(file)} for file, folder in known.items()]
+        print(json.dumps({**data, "created": created, "imported_before": before}, indent=2))
     else:
         from joulelab.cli.console import print_answer, wrapped
 
@@ -111,7 +120,9 @@ def import_log(
             print_answer(one.result, one.grids, one.sentences)
         for folder, line in answers:
             print(wrapped(f"run {folder}: {line}", 4, sys.stdout))
-        if not no_run and not answers:
+        for file, folder in known.items():
+            note(f"{file} was imported before, as {folder}; no run is created for it (--again creates one)")
+        if not no_run and not answers and not known:
             note("no run was created: no entry has both a duration and an energy")
     if out is not None and read[0].power is not None:
         from joulelab.meter.importers.convert import write_trace
@@ -235,6 +246,19 @@ def _of_stages(runs: list[RunLog], path: Path, notes: list[str]) -> _Imported:
     result = f"{plural(len(stages), 'stage')} in {plural(len(runs), 'run')} of {path.name}"
     sentences = [f"Times: {runs[0].clock}.", *(f"Note: {text}." for text in texts)]
     return _Imported(data, result, [stage_log_grid(runs)], sentences, runs)
+
+
+def _imported_before(runs: list[RunLog], runs_dir: Path | None) -> dict[Path, Path]:
+    """The first file of each run that the store has already, and that run's folder."""
+    from joulelab.runs.imported import file_digests, find_imported_run
+    from joulelab.runs.store import store_root
+
+    found: dict[Path, Path] = {}
+    for run in runs:
+        folder = find_imported_run(store_root(runs_dir), file_digests(run.files))
+        if folder is not None:
+            found[run.files[0]] = folder
+    return found
 
 
 def _create(

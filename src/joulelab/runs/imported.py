@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
+
+import yaml
 
 from joulelab.clock import NS
 from joulelab.errors import UsageError
@@ -31,7 +34,7 @@ from joulelab.runs.context import RunContext
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import METHOD_VERSION, RunRecord
 from joulelab.runs.spec import RunSpec, check
-from joulelab.runs.store import compact_run
+from joulelab.runs.store import compact_run, run_folders
 
 HOST = "imported"
 
@@ -55,6 +58,23 @@ def refuse(run: RunContext) -> NoReturn:
     raise UsageError("an imported run cannot be started again", "run `joulelab import PATH` for the log")
 
 
+def file_digests(files: Sequence[Path]) -> tuple[str, ...]:
+    return tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
+
+
+def find_imported_run(store: Path, digests: Sequence[str]) -> Path | None:
+    """The newest run of the store that was made from files with the same content."""
+    for folder in reversed(run_folders(store)):
+        with suppress(OSError, UnicodeDecodeError):
+            text = (folder / "config.yaml").read_text()
+            # Most runs were not imported; reading YAML takes longer than searching a text.
+            if digests and digests[0] in text:
+                settings = yaml.safe_load(text)
+                if settings.get("pipeline") == "import" and tuple(settings.get("digests", ())) == tuple(digests):
+                    return folder
+    return None
+
+
 def create_imported_run(
     store: Path,
     run: RunLog,
@@ -73,7 +93,7 @@ def create_imported_run(
             "pipeline": "import",
             "label": name or run.name,
             "files": tuple(str(path) for path in run.files),
-            "digests": tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in run.files),
+            "digests": file_digests(run.files),
             "format": run.format,
             "clock": run.clock,
             "energy": {"total_energy_policy": "codecarbon" if only_codecarbon else "measured"},

@@ -14,7 +14,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -59,8 +59,14 @@ _EXPECTED = {
 def explain(
     error: ValidationError, model: type[BaseModel], hint: str = "`joulelab explain KEY` describes a setting"
 ) -> ConfigError:
+    found = error.errors()
+    if len(found) == 1:
+        # The key itself, or the section that it is missing from: a number in a list has no description.
+        keys = {row.key for row in _walk(model, "")}
+        place = _known_part(".".join(str(part) for part in found[0]["loc"]), keys)
+        hint = hint.replace("explain KEY` describes a setting", f"explain {place}` describes it") if place else hint
     hint = f"{hint}; {NOTHING_STARTED}"
-    findings = [ConfigError(_sentence(dict(finding), model), hint) for finding in error.errors()]
+    findings = [ConfigError(_sentence(dict(finding), model), hint) for finding in found]
     if len(findings) == 1:
         return findings[0]
     return SeveralProblems([ConfigError(finding.message) for finding in findings], hint)
@@ -779,12 +785,23 @@ _LEAST_LIKENESS, _MUCH_LESS_LIKELY, _MOST_SIMILAR = 0.6, 0.2, 3
 
 
 def _unknown_setting(key: str, known: Iterable[str]) -> NotFoundError:
+    known = set(known)
     lists = "`joulelab explain --pipeline NAME` lists all settings of a pipeline"
+    section = _known_part(key.rpartition(".")[0], known)
+    if section:
+        lists = f"`joulelab explain {section}` describes what is there; {lists}"
     similar = _similar_keys(key, known)[:_MOST_SIMILAR]
     if not similar:
         return NotFoundError(f"unknown setting '{key}'", lists)
     also = f"or {', '.join(similar[1:])}; " if similar[1:] else ""
     return NotFoundError(f"unknown setting '{key}'; did you mean '{similar[0]}'?", also + lists)
+
+
+def _known_part(key: str, known: Collection[str]) -> str:
+    """The key up to the last name that is known: `generation.answer` of `generation.answer.x.0`; empty if none is."""
+    while key and key not in known:
+        key = key.rpartition(".")[0]
+    return key
 
 
 def _similar_keys(key: str, known: Iterable[str]) -> list[str]:

@@ -7,13 +7,14 @@ formats start from the same weights.
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 from typing import Any
 
 import torch
 from torch import nn
 
-from joulelab.errors import DeviceMissing
+from joulelab.errors import DeviceMissing, JoulelabError
 from joulelab.zoo.quantization import PACKAGE
 
 # Tensor cores multiply FP8 from this compute capability on (Ada, Hopper).
@@ -21,6 +22,8 @@ _FP8_CAPABILITY = (8, 9)
 _INT4_GROUPS = (128, 64, 32)
 _CPU_ROWS, _NF4_BLOCK = 32, 64
 _MARK = "_joulelab_quantization"
+# torchao would otherwise change settings of torch.compile for the whole process, and with them what is measured next.
+_NO_GLOBALS = {"set_inductor_config": False}
 
 
 def quantize(model: Any, kind: str) -> Any:
@@ -28,12 +31,31 @@ def quantize(model: Any, kind: str) -> Any:
     if quantization_of(model) == kind:
         return model
     model.to(torch.bfloat16)
-    if PACKAGE[kind] == "bitsandbytes":
-        _replace_by_bitsandbytes(model, kind)
-    else:
-        _quantize_by_torchao(model, kind)
+    package = PACKAGE[kind]
+    try:
+        if package == "bitsandbytes":
+            _replace_by_bitsandbytes(model, kind)
+        else:
+            _quantize_by_torchao(model, kind)
+    except torch.OutOfMemoryError:
+        raise
+    except (ImportError, AttributeError, AssertionError, NotImplementedError, RuntimeError) as error:
+        # A package whose compiled part does not fit the torch or CUDA version imports, and fails here.
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise JoulelabError(
+            f"{package} {_version(package)} cannot make {kind} weights with torch {torch.__version__}"
+            f"{f' for CUDA {torch.version.cuda}' if torch.version.cuda else ''}: {reason:.200}",
+            f"install a version of {package} for this torch, or use another format",
+        ) from error
     setattr(model, _MARK, kind)
     return model
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "(unknown version)"
 
 
 def quantization_of(model: Any) -> str | None:
@@ -94,14 +116,15 @@ def _quantize_by_torchao(model: Any, kind: str) -> None:
             "use int8, nf4 or fp8-weights",
         )
     if kind != "int4":
-        config: Any = Float8WeightOnlyConfig()
+        config: Any = Float8WeightOnlyConfig(**_NO_GLOBALS)
         if kind == "fp8":
-            config = Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
+            config = Float8DynamicActivationFloat8WeightConfig(granularity=PerRow(), **_NO_GLOBALS)
         quantize_(model, config, filter_fn=lambda module, name: id(module) in layers)
         return
     for group in _INT4_GROUPS:  # the largest groups that divide a layer's input; others keep bfloat16
         some = {key for key, layer in layers.items() if layer.in_features % group == 0}
         if some:
-            config = Int4WeightOnlyConfig(group_size=group, int4_packing_format="tile_packed_to_4d")
+            # The format of torch's own kernel (`_weight_int4pack_mm`); the others need the package mslk.
+            config = Int4WeightOnlyConfig(group_size=group, int4_packing_format="tile_packed_to_4d", **_NO_GLOBALS)
             quantize_(model, config, filter_fn=lambda module, name, some=some: id(module) in some)
         layers = {key: layer for key, layer in layers.items() if key not in some}

@@ -1,13 +1,16 @@
 """Prompts are found only if they are needed, with no more tokenization than necessary."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from tiny_llama import make_tokenizer
 
 from joulelab.distill.causal import teacher
+from joulelab.distill.causal.config import Generation
 from joulelab.distill.causal.data import check_chat_parts, data_rows
 from joulelab.errors import ConfigError
+from joulelab.infer.generation.completions import encode_prompt, with_chain_of_thought
 from joulelab.infer.generation.static_decoder import StaticDecoder
 from joulelab.runs.spec import check
 
@@ -27,7 +30,81 @@ def test_reused_answers_need_no_search_for_prompts(lab, finished, monkeypatch):
 @pytest.mark.parametrize("text", ["w1 " * 500, "w1", "\n" + " " * 400 + "w2 w3 " * 30, "x" * 5000 + " w4" * 9])
 def test_the_first_tokens_equal_those_of_the_whole_text(text):
     tokenizer = make_tokenizer()
-    assert teacher._first_ids(tokenizer, text, 5) == tokenizer(text)["input_ids"][:5]
+    others = ["w2", text, "w3 " * 300]
+    assert teacher._first_ids(tokenizer, others, 5) == [tokenizer(one)["input_ids"][:5] for one in others]
+
+
+TURN = [{"role": "user", "content": "w5 w6"}, {"role": "assistant", "content": "w7"}]
+MIXED_ROWS = [
+    "w1 " * 500, "w2 w3", TURN, "w2 w3", "w4 " * 3, [{"role": "assistant", "content": "w1"}], TURN[:1],
+    "\n" + " " * 400 + "w2 w3 " * 30, [{"role": "user", "content": "w8 " * 200}], *(f"w{n}" for n in range(20)),
+]  # fmt: skip
+
+
+def prompts_one_by_one(tokenizer, rows, generation):
+    """The definition, a row at a time."""
+    found = {}
+    for row in rows:
+        expected = None
+        if isinstance(row, str):
+            ids = tokenizer(row)["input_ids"][: generation.prompt_tokens]
+            prompt = tokenizer.decode(ids, skip_special_tokens=True)
+        else:
+            if row[-1]["role"] == "assistant":
+                expected = row[-1]["content"]
+            prompt = row[:-1] if expected is not None else row
+        if not prompt:
+            continue
+        prompt = with_chain_of_thought(prompt) if generation.chain_of_thought else prompt
+        if len(encode_prompt(tokenizer, prompt)) <= generation.longest_prompt:
+            found.setdefault(str(prompt), (prompt, expected))
+        if len(found) == generation.prompts:
+            break
+    return list(found.values())
+
+
+@pytest.mark.parametrize("chain_of_thought", [False, True])
+@pytest.mark.parametrize(("wanted", "at_once"), [(1, 4), (5, 4), (7, 1024), (100, 3), (100, 1024)])
+def test_prompts_of_a_batch_of_rows_equal_those_of_one_row_at_a_time(monkeypatch, wanted, at_once, chain_of_thought):
+    tokenizer = make_tokenizer()
+    generation = Generation(prompts=wanted, prompt_tokens=40, chain_of_thought=chain_of_thought)
+    context = SimpleNamespace(tokenizer=tokenizer, spec=SimpleNamespace(generation=generation, data=None))
+    monkeypatch.setattr(teacher, "_ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(teacher, "_rows_with_prompts", lambda context, left_out: iter(MIXED_ROWS))
+    found = teacher._find_prompts(context)
+    assert found == prompts_one_by_one(tokenizer, MIXED_ROWS, generation)
+    assert len(found) == wanted or wanted == 100
+
+
+def test_no_row_is_read_after_the_one_that_completes_the_prompts(monkeypatch):
+    read = []
+
+    def rows(context, left_out):
+        for row in ["w1", "w1", "w2", "w3", "w4"]:
+            read.append(row)
+            yield row
+
+    monkeypatch.setattr(teacher, "_rows_with_prompts", rows)
+    generation = Generation(prompts=3, prompt_tokens=8)
+    context = SimpleNamespace(tokenizer=make_tokenizer(), spec=SimpleNamespace(generation=generation))
+    assert len(teacher._find_prompts(context)) == 3 and read == ["w1", "w1", "w2", "w3"]
+
+
+def test_texts_go_through_the_tokenizer_together(monkeypatch):
+    tokenizer, calls = make_tokenizer(), []
+
+    class Counting:
+        def __getattr__(self, name):
+            return getattr(tokenizer, name)
+
+        def __call__(self, texts):
+            calls.append(len(texts))
+            return tokenizer(texts)
+
+    monkeypatch.setattr(teacher, "_rows_with_prompts", lambda context, left_out: (f"w{n} w1" for n in range(25)))
+    generation = Generation(prompts=20, prompt_tokens=8)
+    teacher._find_prompts(SimpleNamespace(tokenizer=Counting(), spec=SimpleNamespace(generation=generation)))
+    assert calls == [20, 20], "first tokens, then prompts"
 
 
 def test_both_key_value_caches_generate_the_same_text(lab, tmp_path, monkeypatch):

@@ -77,7 +77,9 @@ def test_students_share_the_teacher_and_nothing_else(store: Path) -> None:
 
 def test_nothing_is_shared_where_there_is_no_teacher(made, tmp_path: Path) -> None:
     made.write_run(tmp_path, made.labels_only(0, 500), True)
-    assert "share the teacher" not in ask(tmp_path, "last", "--students", "10")
+    text = ask(tmp_path, "last", "--students", "10")
+    assert "share the teacher" not in text and "Share of 1" not in text
+    assert "--students 10 has no effect: no teacher's work is in this bill." in text
 
 
 def test_an_artifact_is_found_by_folder_by_name_and_by_key(store: Path) -> None:

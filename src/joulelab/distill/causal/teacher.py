@@ -5,6 +5,7 @@ Both are sharded work of the runner: an interrupted run resumes it, and several 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -46,7 +47,7 @@ from joulelab.infer.generation.completions import (
     close_generator,
     closing_generator,
     completion_key,
-    encode_prompt,
+    encode_prompts,
     generate_into,
     read_completions,
     shard_batches,
@@ -61,6 +62,8 @@ from joulelab.runs.phases import ALL, PART, Shard
 
 LOGITS_STAGE = StageSpec("teacher.logits", "teacher", "cache")
 ANSWERS, REPORT = "answers.jsonl", "report.json"
+# Texts in one call of the tokenizer.
+_ROWS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -165,12 +168,11 @@ def _find_prompts(context: CausalContext) -> list[tuple[Prompt, str | None]]:
     generation = context.spec.generation
     prompts: dict[str, tuple[Prompt, str | None]] = {}
     left_out: Counter[str] = Counter()
-    for row in _rows_with_prompts(context, left_out):
-        prompt, expected = _prompt_of(context, row)
-        if prompt is not None:
+    rows = _rows_with_prompts(context, left_out)
+    # As many rows as prompts are missing, so that no row is read after the one that completes them.
+    while some := list(itertools.islice(rows, min(_ROWS_AT_ONCE, generation.prompts - len(prompts)))):
+        for prompt, expected in _prompts_of(context, some):
             prompts.setdefault(str(prompt), (prompt, expected))
-        if len(prompts) == generation.prompts:
-            break
     if not prompts:
         raise ConfigError(
             f"no prompt of {prompt_source(context.spec)} has {generation.prompt_tokens} tokens or fewer",
@@ -205,34 +207,43 @@ def _rows_with_prompts(context: CausalContext, left_out: Counter[str]) -> Iterat
             yield row
 
 
-def _prompt_of(context: CausalContext, row: Row) -> tuple[Prompt | None, str | None]:
-    generation = context.spec.generation
-    if isinstance(row, str):
-        ids = _first_ids(context.tokenizer, row, generation.prompt_tokens)
-        prompt: Prompt = context.tokenizer.decode(ids, skip_special_tokens=True)
-        expected = None
-    else:
+def _prompts_of(context: CausalContext, rows: Sequence[Row]) -> list[tuple[Prompt, str | None]]:
+    """The prompts of these rows that are short enough, in order, each with the data's own answer."""
+    generation, tokenizer = context.spec.generation, context.tokenizer
+    first = _first_ids(tokenizer, [row for row in rows if isinstance(row, str)], generation.prompt_tokens)
+    starts = iter(tokenizer.batch_decode(first, skip_special_tokens=True))
+    found: list[tuple[Prompt, str | None]] = []
+    for row in rows:
+        if isinstance(row, str):
+            found.append((next(starts), None))
+            continue
         if uses_tools(row):
             raise ConfigError(f"a conversation of {prompt_source(context.spec)} has tools or tool calls", TEXT_PROMPTS)
         prompt = prompt_of(row)
-        expected = row[-1]["content"] if row[-1]["role"] == ASSISTANT else None
-        if not prompt or prompt[-1]["role"] == ASSISTANT:
-            return None, None
+        if prompt and prompt[-1]["role"] != ASSISTANT:
+            found.append((prompt, row[-1]["content"] if row[-1]["role"] == ASSISTANT else None))
     if generation.chain_of_thought:
-        prompt = with_chain_of_thought(prompt)
-    fits = 0 < len(encode_prompt(context.tokenizer, prompt)) <= generation.longest_prompt
-    return (prompt, expected) if fits else (None, None)
+        found = [(with_chain_of_thought(prompt), expected) for prompt, expected in found]
+    encoded = encode_prompts(tokenizer, [prompt for prompt, _ in found])
+    return [one for one, ids in zip(found, encoded, strict=True) if 0 < len(ids) <= generation.longest_prompt]
 
 
-def _first_ids(tokenizer: Any, text: str, count: int) -> list[int]:
-    """The first tokens of a text, without tokenizing all of it: later characters do not change tokens well before
+def _first_ids(tokenizer: Any, texts: Sequence[str], count: int) -> list[list[int]]:
+    """The first tokens of each text, without tokenizing all of it: later characters do not change tokens well before
     them."""
-    length = 8 * count
-    while True:
-        ids = list(tokenizer(text[:length])["input_ids"])
-        if length >= len(text) or len(ids) >= 2 * count:
-            return ids[:count]
-        length *= 4
+    found: list[list[int]] = [[] for _ in texts]
+    # English has 4 to 5 characters per token, so that most texts need one attempt.
+    length, pending = 10 * count, list(range(len(texts)))
+    while pending:
+        some = tokenizer([texts[at][:length] for at in pending])["input_ids"]
+        open_ended = []
+        for at, ids in zip(pending, some, strict=True):
+            if length >= len(texts[at]) or len(ids) >= 2 * count:
+                found[at] = list(ids[:count])
+            else:
+                open_ended.append(at)
+        length, pending = 4 * length, open_ended
+    return found
 
 
 # answers

@@ -285,12 +285,14 @@ def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
 
 def encode_prompts(tokenizer: Any, prompts: Sequence[Prompt]) -> list[list[int]]:
     """The same for many; plain texts in one call, which tokenizes them in parallel."""
-    if prompts and all(isinstance(prompt, str) and prompt for prompt in prompts):
-        found = tokenizer(list(prompts))["input_ids"]
-        encoded = [_without_end(tokenizer, str(text), list(ids)) for text, ids in zip(prompts, found, strict=True)]
-        if all(encoded):
-            return encoded
-    return [encode_prompt(tokenizer, prompt) for prompt in prompts]
+    texts = [prompt for prompt in prompts if isinstance(prompt, str) and prompt]
+    together = iter(tokenizer(texts)["input_ids"] if texts else ())
+    encoded = [
+        _without_end(tokenizer, prompt, list(next(together))) if isinstance(prompt, str) and prompt else []
+        for prompt in prompts
+    ]
+    # Messages are formatted one by one; so is a text without tokens, which is an error.
+    return [ids or encode_prompt(tokenizer, prompt) for prompt, ids in zip(prompts, encoded, strict=True)]
 
 
 def _encode_text(tokenizer: Any, text: str) -> list[int]:

@@ -31,6 +31,7 @@ from joulelab.meter.importers.power_log import (
 )
 from joulelab.meter.trace import SUFFIX, LineFile, header
 from joulelab.redaction import printable, printable_json
+from joulelab.units import plural
 
 _SUPPORTED = (
     "supported: JSONL with power_watts (joulelab monitor and earlier monitors), a run's trace, "
@@ -142,7 +143,17 @@ def read_folder(folder: Path, rule: TimeRule) -> tuple[list[RunLog], list[str]]:
     record, or with snapshots of an unfinished stage only, it is the stage. CodeCarbon files are runs where no stage
     record states their energy.
     """
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in _SUFFIXES)
+    own = {path.parent for path in folder.rglob("config.yaml") if _is_run(path.parent)}
+    files = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix in _SUFFIXES and own.isdisjoint(path.parents)
+    )
+    if own and not files:
+        raise UnusableLog(
+            f"{folder} contains runs of joulelab and no other log",
+            f"they need no import: `joulelab runs --runs-dir {folder}` lists them if it is their store",
+        )
     if len(files) > _MOST_FILES:
         raise UsageError(f"{folder} contains {len(files)} files", "name the folder of one run, or the files")
     groups: list[RunLog] = []
@@ -168,7 +179,7 @@ def read_folder(folder: Path, rule: TimeRule) -> tuple[list[RunLog], list[str]]:
     groups = list({tuple((stage.name, stage.started_s) for stage in run.stages): run for run in groups}.values())
     in_groups = {(stage.name, stage.started_s) for run in groups for stage in run.stages}
     kept = [one for one in stage_records.final_stages(singles) if (one[1].name, one[1].started_s) not in in_groups]
-    notes: list[str] = []
+    notes = [f"{folder}: {plural(len(own), 'run')} of joulelab in it not imported again"] if own else []
     runs = list(groups)
     for path, stage in kept:
         powers = [log for other, log in others if isinstance(log, PowerLog) and other.parent == path.parent]
@@ -193,6 +204,11 @@ def read_folder(folder: Path, rule: TimeRule) -> tuple[list[RunLog], list[str]]:
     if not runs:
         raise UnusableLog("; ".join([f"{folder} contains no log that can be used", *notes]), _SUPPORTED)
     return runs, notes
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether joulelab wrote the folder, which has records that look like those of other tools."""
+    return (folder / "run.json").is_file() or ((folder / "events").is_dir() and (folder / "trace").is_dir())
 
 
 def power_run(log: PowerLog, path: Path, name: str) -> RunLog:

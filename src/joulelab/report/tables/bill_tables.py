@@ -178,6 +178,8 @@ def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
     if inherited is not None and inherited.energy_j is not None:
         opening += f"; own {amount_text(bill.own_figure)}, inherited {amount_text(inherited)}"
     texts = [opening + "."]
+    if bill.students > 1 and not has_teacher:
+        texts.append(f"--students {bill.students} has no effect: no teacher's work is in this bill.")
     if spread := uncertainty_note([whole]):
         texts.append(spread)
     program = program_energy(bill.record) if bill.kind == "run" and bill.record else None
@@ -235,7 +237,7 @@ def tree_grid(bill: EnergyBill) -> Grid:
     )
     titles = f"What!|Counted as|Made by|Energy>|Share of 1\nof {bill.students}>|Method"
     note = "Shared: a teacher's work, divided by the students that share it. Each ancestor counts once."
-    if bill.students == 1:
+    if bill.students == 1 or not any(line.shared for line in bill.lines):
         return without_column(make_grid("Energy by source", titles, rows, note), "Share")  # it is the whole
     return make_grid("Energy by source", titles, rows, note)
 
