@@ -322,3 +322,66 @@ def test_settings_that_cannot_work_are_refused():
         TrainingConfig(optimizer="adamw-8bit", parallel="fsdp")
     with pytest.raises(ConfigError, match="batch normalization"):
         require_castable(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(700,), (70, 1100), (16, 33), (5, 4100), (2048, 512)], ids=str)
+def test_the_kernels_of_adafactor_compute_the_update_of_torch(shape):
+    """Every weight is one of the two neighbors of the exact one, and on average the exact one."""
+    torch.manual_seed(0)
+    weight = nn.Parameter((0.02 * torch.randn(shape)).bfloat16().cuda())
+    settings = {"learning_rate": 0.01, "weight_decay": 0.1, "optimizer": "adafactor", **BF16}
+    optimizer = make_optimizer([weight], TrainingConfig(**settings), rounding_seed=3)
+    assert optimizer._takes_kernel(weight) and optimizer.takes_factor()
+    exact = nn.Parameter(weight.detach().float())
+    decay = 0.1 if len(shape) > 1 else 0.0
+    reference = torch.optim.Adafactor([exact], lr=0.01, weight_decay=decay)
+    for _ in range(3):
+        before = weight.detach().float()
+        exact.data.copy_(before)
+        weight.grad = (torch.randn(shape) * torch.rand(shape)).bfloat16().cuda()
+        exact.grad = 0.5 * weight.grad.float()
+        optimizer.step(factor=0.5)
+        reference.step()
+        apart = weight.detach().float() - exact.detach()
+        assert (apart.abs() <= exact.detach().abs() * 2**-7 + 1e-9).all()
+        assert abs(float(apart.mean())) < 0.05 * float((exact.detach() - before).abs().mean())
+    for name, value in reference.state[exact].items():
+        torch.testing.assert_close(optimizer.state[weight][name].cpu(), value.cpu(), rtol=1e-5, atol=1e-7)
+
+
+def test_adafactor_by_kernels_keeps_the_state_of_torch(monkeypatch):
+    """So that a checkpoint can be continued with and without the kernels."""
+
+    def matrix(weight, gradient, rows, columns, factor, *, step, seed, rate, decay, beta2_decay, epsilons, threshold):
+        exact = nn.Parameter(weight.float())
+        exact.grad = gradient.float() * factor
+        inner = torch.optim.Adafactor([exact], rate, beta2_decay, epsilons, threshold, decay)
+        inner.state[exact] = {"step": torch.tensor(step - 1.0), "row_var": rows, "col_var": columns}
+        inner.step()
+        weight.copy_(exact.detach())
+
+    def vector(weight, gradient, variance, factor, *, step, seed, rate, decay, beta2_decay, epsilons, threshold):
+        exact = nn.Parameter(weight.float())
+        exact.grad = gradient.float() * factor
+        inner = torch.optim.Adafactor([exact], rate, beta2_decay, epsilons, threshold, decay)
+        inner.state[exact] = {"step": torch.tensor(step - 1.0), "variance": variance}
+        inner.step()
+        weight.copy_(exact.detach())
+
+    stand_in = SimpleNamespace(update_matrix=matrix, update_vector=vector)
+    monkeypatch.setitem(sys.modules, "joulelab.train.adafactor_kernel", stand_in)
+    found = {}
+    for by_kernel in (False, True):
+        trainer = language_trainer(8, max_steps=3, learning_rate=0.01, optimizer="adafactor", clip_norm=0.1, **BF16)
+        if by_kernel:
+            monkeypatch.setattr(trainer.optimizer, "_takes_kernel", lambda weight: True)
+        trainer.train()
+        found[by_kernel] = trainer.optimizer.state_dict()["state"]
+    assert found[True].keys() == found[False].keys()
+    for own, other in zip(found[True].values(), found[False].values(), strict=True):
+        assert own.keys() == other.keys()
+        for name in own:
+            assert own[name].shape == other[name].shape and own[name].dtype == other[name].dtype
+            # the weights differ by their rounding, hence the gradients of later steps a little
+            torch.testing.assert_close(own[name], other[name], rtol=0.2, atol=1e-4)

@@ -9,9 +9,10 @@ number, and a training with a small learning rate stops. Two remedies, both over
                  weight before the next update (Kahan, 1965; Zamirai et al., 2020, for bfloat16). 2 more bytes a weight.
 
 `Bf16Updates` steps another optimizer on float32 copies of some weights at a time, so that the arithmetic of the update
-is that of a float32 training. AdamW with stochastic rounding is one kernel on a GPU (`adamw_kernel`). Its moments are
-float32, or bfloat16 rounded in the same way: the second moment moves by 1/1000 of the distance to the last square,
-which rounding to the nearest bfloat16 number would lose.
+is that of a float32 training. With stochastic rounding, AdamW and Adafactor are kernels on a GPU (`adamw_kernel`,
+`adafactor_kernel`), which need neither the copies nor most of the passes over them. AdamW's moments are float32, or
+bfloat16 rounded in the same way: the second moment moves by 1/1000 of the distance to the last square, which rounding
+to the nearest bfloat16 number would lose.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class Bf16Updates(torch.optim.Optimizer):
         super().__init__([{**group, _SEED: seed, _STEP: 0} for group in inner.param_groups], inner.defaults)
         self._inner, self._rounding, self._shard, self._moments = inner, rounding, shard, moments
         self._is_adamw = isinstance(inner, torch.optim.AdamW)
+        self._is_adafactor = type(inner) is torch.optim.Adafactor  # not that of sharded models
         self._inner.param_groups, self._inner.state = [], defaultdict(dict)
 
     def takes_factor(self) -> bool:
@@ -123,7 +125,7 @@ class Bf16Updates(torch.optim.Optimizer):
 
     def _takes_kernel(self, weight: Tensor) -> bool:
         return (
-            self._is_adamw
+            (self._is_adamw or (self._is_adafactor and weight.dim() <= 2))
             and self._rounding == "stochastic"
             and weight.is_cuda
             and weight.dtype == torch.bfloat16
@@ -132,23 +134,43 @@ class Bf16Updates(torch.optim.Optimizer):
         )
 
     def _step_kernel(self, group: dict[str, Any], weight: Tensor, factor: Tensor, seed: int) -> None:
-        from joulelab.train.adamw_kernel import update
-
         state = self.state[weight]
-        if not state:  # as torch names and keeps them, so that a checkpoint can be read with or without the kernel
-            state["step"] = torch.tensor(0.0)
-            for name in _MOMENTS:
-                state[name] = torch.zeros_like(weight, dtype=self._moments)
+        if not state:
+            state.update(self._empty_state(weight))
         if state["step"].is_cuda:  # of a checkpoint; on the host it can be read without waiting for the device
             state["step"] = state["step"].cpu()
         state["step"] += 1
         assert weight.grad is not None
-        mean, square = (_local(state[name]) for name in _MOMENTS)
-        update(
-            _local(weight.detach()), _local(weight.grad).contiguous(), mean, square, factor,
-            step=int(state["step"]), seed=seed, rate=float(group["lr"]), decay=group["weight_decay"],
-            betas=group["betas"], epsilon=group["eps"],
-        )  # fmt: skip
+        parts = _local(weight.detach()), _local(weight.grad).contiguous()
+        common: dict[str, Any] = {
+            "step": int(state["step"]), "seed": seed, "rate": float(group["lr"]), "decay": group["weight_decay"],
+        }  # fmt: skip
+        if self._is_adamw:
+            from joulelab.train.adamw_kernel import update
+
+            mean, square = (_local(state[name]) for name in _MOMENTS)
+            update(*parts, mean, square, factor, **common, betas=group["betas"], epsilon=group["eps"])
+            return
+        from joulelab.train.adafactor_kernel import update_matrix, update_vector
+
+        common |= {"beta2_decay": group["beta2_decay"], "epsilons": group["eps"], "threshold": group["d"]}
+        if weight.dim() == 2:
+            update_matrix(*parts, state["row_var"], state["col_var"], factor, **common)
+        else:
+            update_vector(*parts, state["variance"], factor, **common)
+
+    def _empty_state(self, weight: Tensor) -> dict[str, Tensor]:
+        """As torch names and keeps it, so that a checkpoint can be read with or without the kernels."""
+        state = {"step": torch.tensor(0.0)}
+        if self._is_adamw:
+            return state | {name: torch.zeros_like(weight, dtype=self._moments) for name in _MOMENTS}
+        if weight.dim() == 2:
+            rows, columns = weight.shape
+            return state | {
+                "row_var": weight.new_zeros(rows, 1, dtype=torch.float32),
+                "col_var": weight.new_zeros(1, columns, dtype=torch.float32),
+            }
+        return state | {"variance": torch.zeros_like(weight, dtype=torch.float32)}
 
     def _step_bucket(self, group: dict[str, Any], weights: Sequence[Tensor], generator: torch.Generator) -> None:
         copies = [self._copy(weight) for weight in weights]
