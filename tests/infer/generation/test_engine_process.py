@@ -194,7 +194,7 @@ def test_a_warm_up_has_batches_of_both_kinds_that_vllm_compiles_a_kernel_for(tmp
     sizes = []
     engine = started(python, model_folder, tmp_path / "engine.log")
     settings = GenerationSettings(do_sample=True, top_p=0.9, n=2, stop=("w1",), max_new_tokens=2)
-    generator = EngineGenerator(engine, make_tokenizer(), (3,), settings, identity="tiny", concurrency=2)
+    generator = EngineGenerator(engine, make_tokenizer(), (3,), settings, identity="tiny", concurrency=64)
 
     def generate(prompts):
         sizes.append((len(prompts), generator.settings.n, generator.settings.stop))
@@ -204,7 +204,10 @@ def test_a_warm_up_has_batches_of_both_kinds_that_vllm_compiles_a_kernel_for(tmp
         generator.generate = generate
         generator.warm_up(PROMPTS)
         generator.warm_up([])
-    assert sizes[:2] == [(32, 1, ()), (23, 1, ())] and sizes[2][0] == 0
+        generator.prompts_at_once = 2
+        generator.warm_up(PROMPTS)
+    assert sizes[:2] == [(32, 1, ()), (23, 1, ())]
+    assert [count for count, _, _ in sizes[2:]] == [0, 0, 2, 2]
     assert generator.settings == settings
 
 

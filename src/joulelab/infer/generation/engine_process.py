@@ -296,7 +296,8 @@ class EngineGenerator(ServerGenerator):
         self.settings = settings.model_copy(update={"max_new_tokens": tokens, "n": 1, "stop": ()})
         try:
             for size in _WARM_UP_ROUNDS:
-                some = list(itertools.islice(itertools.cycle(prompts), size if prompts else 0))
+                most = min(size, self.prompts_at_once) if prompts else 0  # a batch is never larger
+                some = list(itertools.islice(itertools.cycle(prompts), most))
                 collections.deque(self.generate(some), maxlen=0)
         finally:
             self.settings = settings
