@@ -208,3 +208,17 @@ def test_it_is_refused_before_a_run_starts(monkeypatch):
 def test_it_replaces_products_in_bf16_only(precision):
     with pytest.raises(ValidationError, match="set precision=bf16"):
         TrainingConfig(matmul="fp8", precision=precision)
+
+
+def test_it_warns_where_it_uses_more_energy(on_cpu):
+    warnings = []
+    common = {"max_steps": 1, "precision": "bf16"}
+    language_trainer(8, TrainerCallbacks(warn=warnings.append), matmul="fp8", **common)
+    assert len(warnings) == 1 and warnings[0].endswith("set compile=blocks or default")
+    language_trainer(8, TrainerCallbacks(warn=warnings.append), **common)
+    assert len(warnings) == 1
+
+
+def test_it_is_refused_for_sharded_models():
+    with pytest.raises(ValidationError, match="does not support parallel=fsdp"):
+        TrainingConfig(matmul="fp8", precision="bf16", parallel="fsdp")

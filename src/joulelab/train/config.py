@@ -75,7 +75,8 @@ class TrainingConfig(Section):
     matmul: Literal["precision", "fp8"] = "precision"
     """Dtype of the matrix products of linear layers: as `precision`, or fp8 in the repeated blocks of a model (not in
     its head and embeddings). fp8 needs precision=bf16 and a GPU of the generations Ada or Hopper, or newer; weights and
-    gradients keep their dtype, and evaluations compute as without it."""
+    gradients keep their dtype, and evaluations compute as without it. Set `compile` too: without it, finding scales and
+    converting take longer than the products save."""
     compile: CompileMode = "off"
     """Mode of torch.compile; `blocks` compiles one layer of a deep model and reuses it for all, which starts faster."""
     activation_checkpointing: bool = False
@@ -126,6 +127,8 @@ class TrainingConfig(Section):
             raise ValueError(
                 f"matmul=fp8 replaces products in bf16, but precision is {self.precision}; set precision=bf16"
             )
+        if self.matmul == "fp8" and self.parallel == "fsdp":
+            raise ValueError("matmul=fp8 does not support parallel=fsdp; use parallel=ddp, or matmul=precision")
         if self.moments == "bf16" and (self.weights, self.rounding, self.optimizer) != ("bf16", "stochastic", "adamw"):
             raise ValueError(
                 "moments=bf16 needs weights=bf16, rounding=stochastic and optimizer=adamw, but they are "

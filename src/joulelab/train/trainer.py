@@ -34,7 +34,7 @@ from joulelab.train.bf16_weights import Bf16Updates, cast_weights, require_casta
 from joulelab.train.budget import Budget, BudgetReading, EarlyStopping, Position
 from joulelab.train.checkpoint import Checkpoints, LoopState, ModelState
 from joulelab.train.config import TrainingConfig
-from joulelab.train.fp8_products import check_products, require_fp8, use_fp8_products
+from joulelab.train.fp8_products import FP8_NOT_COMPILED, check_products, require_fp8, use_fp8_products
 from joulelab.train.optim import (
     BLOCKS,
     OFF,
@@ -395,6 +395,8 @@ class SimpleTrainer(Trainer[B]):
         if self.config.matmul == "fp8":
             require_fp8(self.device)
             use_fp8_products(self.model)
+            if self.config.compile == "off":
+                self.callbacks.warn(FP8_NOT_COMPILED)
         if self.config.activation_checkpointing:
             checkpoint_activations(self.model)
         if self.parallel == "fsdp":
