@@ -35,8 +35,8 @@ _SMALLEST_SCALE = 1e-30
 _CAPABILITY = (8, 9)
 _OTHERWISE = "set matmul=precision"
 FP8_NOT_COMPILED = (
-    "matmul=fp8 with compile=off uses more energy than bf16: finding scales and converting take longer than the products "
-    "save; set compile=blocks or default"
+    "matmul=fp8 with compile=off uses more energy than bf16: finding scales and converting take longer than the "
+    "products save; set compile=blocks or default"
 )
 
 
