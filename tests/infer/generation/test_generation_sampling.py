@@ -120,26 +120,3 @@ def test_samples_have_the_distribution_of_transformers():
     statistic = ((counts[chances > 0] - expected_counts) ** 2 / expected_counts).sum()
     freedom = len(expected_counts) - 1
     assert statistic < freedom + 4 * (2 * freedom) ** 0.5  # mean and four standard deviations of chi-square
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("words", [49_152, 5_000, 77])
-@pytest.mark.parametrize("shape", CUTS, ids=str)
-def test_the_kernel_samples_the_same_tokens(dtype, words, shape):
-    """Ties included; rounding may move a number across the border of two tokens."""
-    from joulelab.infer.generation.sampler import RowSettings
-
-    torch.manual_seed(0)
-    logits = (3 * torch.randn(256, words, device="cuda")).to(dtype)
-    logits[:, 5:40] = logits[:, :1]
-    numbers = torch.rand(256, dtype=torch.float64, device="cuda")
-    settings = GenerationSettings(do_sample=True, temperature=0.8, **shape)
-    rows = RowSettings(256, logits.device)
-    rows.set(slice(1, 256), settings)
-    tokens, logs = rows.sample(logits, numbers)
-    expected, expected_logs = sample_tokens(logits, settings, numbers)
-    assert tokens[0] == logits[0].argmax()
-    same = tokens[1:] == expected[1:]
-    assert same.float().mean() > 0.98
-    torch.testing.assert_close(logs[1:][same], expected_logs[1:][same], atol=1e-4, rtol=1e-5)

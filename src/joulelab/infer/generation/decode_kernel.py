@@ -1,5 +1,5 @@
-"""Triton kernels of a decoding step: attention of one token per row to the slot of the row, linear layers of one row,
-and sampling.
+"""Triton kernels of a decoding step: attention of one token per row to the slot of the row, and linear layers of one
+row.
 
 Decoding reads every key, value and weight once and computes almost nothing, so its time is the time to read them.
 
@@ -13,13 +13,7 @@ Linear layers: with one row, time is launches and latency. The norm before a lay
 are computed where its input is loaded, which saves their launches. A version with tensor cores for up to 16 rows took
 twice the time of cuBLAS (docs/results.md).
 
-Sampling: settings are per row, so that one captured step serves all of them. A cut of the distribution (top-p, top-k)
-is found as in `sampler`, by bisection over the bit patterns of the logits, but with eight cuts tried in each pass over
-the vocabulary: six passes for bfloat16, read from the cache of the GPU, where torch's operations go through memory
-sixteen times.
-
-Shapes: R rows, V vocabulary, H heads, K key-value heads, D head size, T positions, P splits; in linear layers N
-outputs, C inputs.
+Shapes: R rows, H heads, K key-value heads, D head size, T positions, P splits; in linear layers N outputs, C inputs.
 """
 
 from __future__ import annotations
@@ -40,8 +34,6 @@ _PROGRAMS = 256
 _SPLIT_POSITIONS = 128
 # Inputs of a linear layer that a program reads at once.
 _INPUTS = 1024
-# Logits that a program reads at once, and the bits of a cut that one pass over the vocabulary finds.
-_WORDS, _CUT_BITS = 2048, 3
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -199,123 +191,3 @@ def linear_row(
         block_n=block_n, block_c=block_c, num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _float_of(key, shift: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The float32 number with this place in the order of all numbers; `shift` lower bits of its pattern are 0."""
-    ordered = key << shift
-    # IEEE 754 numbers are sign and magnitude: negative ones have the reversed order.
-    return tl.where(ordered >= 0, ordered, -2147483648 - ordered).to(tl.float32, bitcast=True)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _key_of(number, shift: tl.constexpr):  # type: ignore[no-untyped-def]
-    pattern = number.to(tl.int32, bitcast=True)
-    return tl.where(pattern >= 0, pattern, -2147483648 - pattern) >> shift
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _highest_cut(  # type: ignore[no-untyped-def]
-    logits, words, top, scale, low, needed, counts: tl.constexpr, shift: tl.constexpr, passes: tl.constexpr,
-    cuts: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    """The highest key whose numbers and those above it have a total of `needed`: a count, or a sum of weights."""
-    high = _key_of(top, shift)
-    column = tl.arange(0, block)
-    part = tl.arange(0, cuts)
-    for _ in range(passes):
-        # Each pass over the vocabulary tries `cuts` keys between the bounds, the lowest of them known to be enough.
-        width = (high.to(tl.int64) - low + cuts) // cuts
-        keys = tl.minimum(low + part * width, high.to(tl.int64)).to(tl.int32)
-        levels = _float_of(keys, shift)
-        totals = tl.zeros([cuts], tl.float64)
-        for begin in range(0, words, block):
-            x = tl.load(logits + begin + column, mask=begin + column < words, other=-float("inf")).to(tl.float32)
-            weight = tl.where(x == -float("inf"), 0.0, 1.0) if counts else tl.exp((x - top) * scale)
-            kept = tl.where(x[None, :] >= levels[:, None], weight[None, :], 0.0)
-            totals += tl.sum(kept, 1).to(tl.float64)
-        is_enough = (totals >= needed) & (part > 0)
-        best = tl.max(tl.where(is_enough, part, 0), 0)
-        low_next = tl.minimum(low + best * width, high.to(tl.int64))
-        high = tl.minimum(low_next + width - 1, high.to(tl.int64)).to(tl.int32)
-        low = low_next
-    return _float_of(low.to(tl.int32), shift)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _sample(  # type: ignore[no-untyped-def]
-    all_logits, stride, words, numbers, temperatures, top_ps, top_ks, tokens, logs,
-    shift: tl.constexpr, passes: tl.constexpr, cuts: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0)
-    logits = all_logits + row.to(tl.int64) * stride
-    column = tl.arange(0, block)
-    top = tl.full([], -float("inf"), tl.float32)
-    for begin in range(0, words, block):
-        x = tl.load(logits + begin + column, mask=begin + column < words, other=-float("inf")).to(tl.float32)
-        top = tl.maximum(top, tl.max(x, 0))
-    likeliest = tl.full([], 2147483647, tl.int32)
-    total = tl.zeros([], tl.float64)
-    for begin in range(0, words, block):
-        x = tl.load(logits + begin + column, mask=begin + column < words, other=-float("inf")).to(tl.float32)
-        likeliest = tl.minimum(likeliest, tl.min(tl.where(x == top, begin + column, 2147483647), 0))
-        total += tl.sum(tl.exp(x - top), 0).to(tl.float64)
-    token = likeliest
-    temperature = tl.load(temperatures + row)
-    if temperature > 0:
-        scale = (1.0 / temperature).to(tl.float32)
-        cut = tl.full([], -float("inf"), tl.float32)
-        lowest = _key_of(cut, shift).to(tl.int64)
-        top_k = tl.load(top_ks + row)
-        if (top_k > 0) & (top_k < words):
-            cut = _highest_cut(
-                logits, words, top, scale, lowest, top_k.to(tl.float64), True, shift, passes, cuts, block
-            )  # fmt: skip
-        kept = tl.zeros([], tl.float64)
-        for begin in range(0, words, block):
-            x = tl.load(logits + begin + column, mask=begin + column < words, other=-float("inf")).to(tl.float32)
-            kept += tl.sum(tl.where(x >= cut, tl.exp((x - top) * scale), 0.0), 0).to(tl.float64)
-        top_p = tl.load(top_ps + row)
-        if top_p < 1:
-            # Relative to what top-k has left: the two filters are applied one after the other.
-            cut = _highest_cut(
-                logits, words, top, scale, _key_of(cut, shift).to(tl.int64), top_p.to(tl.float64) * kept, False,
-                shift, passes, cuts, block,
-            )  # fmt: skip
-            kept = tl.zeros([], tl.float64)
-            for begin in range(0, words, block):
-                x = tl.load(logits + begin + column, mask=begin + column < words, other=-float("inf")).to(tl.float32)
-                kept += tl.sum(tl.where(x >= cut, tl.exp((x - top) * scale), 0.0), 0).to(tl.float64)
-        # The first token at which the sum of the weights, in the order of the vocabulary, exceeds the random share.
-        mark = tl.load(numbers + row) * kept
-        before = tl.zeros([], tl.float64)
-        token = tl.full([], 2147483647, tl.int32)
-        last = likeliest
-        for begin in range(0, words, block):
-            x = tl.load(logits + begin + column, mask=begin + column < words, other=-float("inf")).to(tl.float32)
-            weight = tl.where(x >= cut, tl.exp((x - top) * scale), 0.0).to(tl.float64)
-            upto = before + tl.cumsum(weight, 0)
-            token = tl.minimum(token, tl.min(tl.where((upto > mark) & (weight > 0), begin + column, 2147483647), 0))
-            last = tl.maximum(last, tl.max(tl.where(weight > 0, begin + column, 0), 0))
-            before += tl.sum(weight, 0)
-        token = tl.minimum(token, last)  # rounding may put the mark at the total
-    tl.store(tokens + row, token.to(tl.int64))
-    own = tl.load(logits + token).to(tl.float32).to(tl.float64) - top.to(tl.float64)
-    tl.store(logs + row, (own - tl.log(total)).to(tl.float32))
-
-
-def sample_rows(
-    logits_RV: Tensor, numbers_R: Tensor, temperature_R: Tensor, top_p_R: Tensor, top_k_R: Tensor
-) -> tuple[Tensor, Tensor]:
-    """As `sampler.sample_tokens`, with the settings of every row; temperature 0: the likeliest token."""
-    rows, words = logits_RV.shape
-    tokens_R = torch.empty(rows, dtype=torch.long, device=logits_RV.device)
-    logs_R = torch.empty(rows, dtype=torch.float32, device=logits_RV.device)
-    # The lower half of a bfloat16 number's float32 pattern is 0.
-    shift = 16 if logits_RV.dtype == torch.bfloat16 else 0
-    _sample[(rows,)](
-        logits_RV, logits_RV.stride(0), words, numbers_R, temperature_R, top_p_R, top_k_R, tokens_R, logs_R,
-        shift=shift, passes=-(-(32 - shift) // _CUT_BITS), cuts=1 << _CUT_BITS, block=_WORDS, num_warps=8,
-    )  # fmt: skip
-    return tokens_R, logs_R

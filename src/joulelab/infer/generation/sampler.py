@@ -6,8 +6,7 @@ batch does not affect it.
 
 The smallest set of tokens with probability top_p is {token: weight >= cut}; tokens as likely as the last one are all
 kept. On a GPU nothing is sorted: the cut is found by bisection over the bit patterns of the logits' type, in 16
-reductions for bfloat16 and 32 for float32, exact in both; where Triton is installed, one kernel does it
-(`decode_kernel.sample_rows`). Sorting 49,152 logits of each row takes longer than a
+reductions for bfloat16 and 32 for float32, exact in both. Sorting 49,152 logits of each row takes longer than a
 decoding step of a small model, and a flat distribution has no short list of candidates. There is no data-dependent
 shape and no transfer to the host, so the whole function can be part of a CUDA graph. On a CPU, 32 passes over the
 vocabulary take longer than selecting candidates, so the most likely tokens are tried first.
@@ -22,7 +21,6 @@ Shapes: R rows, V vocabulary, B blocks of W tokens.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,30 +47,6 @@ def answer_random_numbers(settings: GenerationSettings, prompt_ids: Sequence[int
     # answers have independent streams. Python's own hash differs between processes.
     entropy = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
     return np.random.default_rng(entropy).random(settings.max_new_tokens)
-
-
-class RowSettings:
-    """Sampling settings of every row on the device, for `decode_kernel.sample_rows`; rows begin as greedy ones."""
-
-    def __init__(self, rows: int, device: torch.device) -> None:
-        self.temperature_R = torch.zeros(rows, dtype=torch.float64, device=device)
-        self.top_p_R = torch.ones(rows, dtype=torch.float64, device=device)
-        self.top_k_R = torch.zeros(rows, dtype=torch.long, device=device)
-
-    def set(self, rows: int | slice, settings: GenerationSettings) -> None:
-        self.temperature_R[rows] = settings.temperature if settings.do_sample else 0.0
-        self.top_p_R[rows] = settings.top_p
-        self.top_k_R[rows] = settings.top_k
-
-    def sample(self, logits_RV: Tensor, numbers_R: Tensor) -> tuple[Tensor, Tensor]:
-        from joulelab.infer.generation.decode_kernel import sample_rows
-
-        rows = len(logits_RV)
-        return sample_rows(logits_RV, numbers_R, self.temperature_R[:rows], self.top_p_R[:rows], self.top_k_R[:rows])
-
-
-def samples_by_kernel(device: torch.device) -> bool:
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 def sample_tokens(logits_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,7 @@ from transformers import Cache
 from joulelab import clock
 from joulelab.infer.generation.cache import forward_arguments
 from joulelab.infer.generation.fused_layers import FusedLayers
-from joulelab.infer.generation.sampler import AnswerEnds, RowSettings, sample_tokens, samples_by_kernel
+from joulelab.infer.generation.sampler import AnswerEnds, sample_tokens
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.infer.recipes import capture_cuda_graph
 from joulelab.train.optim import repeated_blocks
@@ -411,7 +411,10 @@ class StaticDecoder:
         self._note_setup, self._note = note_setup, note
         self._can_capture = device.type == "cuda"
         self._fused = fused
-        self._sample = self._sampler(rows)
+        self._sample: Any = sample_tokens
+        if compile_step:
+            sampling = settings.model_dump(include={"do_sample", "temperature", "top_p", "top_k"})
+            self._sample = compile_copy(sample_tokens, (*sampling.items(), words, model.dtype, device))
         self._prompts = PromptReader(
             model,
             self._cache,
@@ -421,20 +424,6 @@ class StaticDecoder:
             prepared=self._prepared_model,
             layers=self._prompt_layers,
         )
-
-    def _sampler(self, rows: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """From logits and random numbers to tokens and their log-probabilities."""
-        settings = self._settings
-        if samples_by_kernel(self._device):
-            own = RowSettings(rows, self._device)
-            own.set(slice(rows), settings)
-            return own.sample
-        function: Any = sample_tokens
-        if self._compile_step:
-            sampling = settings.model_dump(include={"do_sample", "temperature", "top_p", "top_k"})
-            variant = (*sampling.items(), self._words, self._model.dtype, self._device)
-            function = compile_copy(sample_tokens, variant)
-        return lambda logits_RV, numbers_R: function(logits_RV, settings, numbers_R if settings.do_sample else None)
 
     @property
     def cache_bytes(self) -> int:
@@ -660,8 +649,10 @@ class StaticDecoder:
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1, : self._words]
-        numbers_R = self._numbers_RS[:rows].gather(1, step_R[:, None]).squeeze(1)
-        tokens_R, logs_R = self._sample(logits_RV, numbers_R)
+        numbers_R = None
+        if self._settings.do_sample:
+            numbers_R = self._numbers_RS[:rows].gather(1, step_R[:, None]).squeeze(1)
+        tokens_R, logs_R = self._sample(logits_RV, self._settings, numbers_R)
         self._tokens_RC[:rows].index_copy_(1, self._column_1, tokens_R[:, None])
         self._logs_RC[:rows].index_copy_(1, self._column_1, logs_R[:, None])
         self._token_R[:rows].copy_(tokens_R)
@@ -748,7 +739,7 @@ def _same_logits(model: Any, fused: FusedLayers | None = None) -> bool:
     prompts = [[place % size for place in range(1, 8)], [3 % size, 2 % size, 1 % size]]
     found: list[Tensor] = []
 
-    def keep(logits_RV: Tensor, numbers_R: Tensor) -> tuple[Tensor, Tensor]:
+    def keep(logits_RV: Tensor, settings: Any, numbers: Any) -> tuple[Tensor, Tensor]:
         found.append(logits_RV.float())
         tokens_R = logits_RV.argmax(-1)
         return tokens_R, tokens_R.float()

@@ -28,18 +28,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from joulelab.data.chat.encoding import vocab_size_of
 from joulelab.errors import ConfigError, JoulelabError
 from joulelab.infer.generation.completions import end_ids
-from joulelab.infer.generation.sampler import (
-    RowSettings,
-    StopTexts,
-    answer_random_numbers,
-    sample_tokens,
-    samples_by_kernel,
-)
+from joulelab.infer.generation.sampler import StopTexts, answer_random_numbers, sample_tokens
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.infer.generation.static_decoder import (
     PromptReader,
@@ -48,7 +43,6 @@ from joulelab.infer.generation.static_decoder import (
     compile_layer,
     compiled_layers,
     decode_attention,
-    to_device,
 )
 from joulelab.infer.recipes import capture_cuda_graph
 from joulelab.zoo.quantized_layers import quantization_of
@@ -96,10 +90,7 @@ class SlotBatch:
         self._model, self._words, self.slots, self.tokens = model, words, slots, tokens
         self._cache = _ServedSlots(slots, tokens, self._device)
         self._token_R = torch.zeros(slots, dtype=torch.long, device=self._device)
-        self._numbers_RT = torch.zeros(slots, tokens, dtype=torch.float64, device=self._device)
-        self.samples_in_step = samples_by_kernel(self._device)
-        """Whether a step samples by the settings of each row; otherwise `sample` does it after the step."""
-        self._settings = RowSettings(slots, self._device)
+        self._numbers_RT: Tensor | None = None
         self._places = [0] * slots
         self._graphs: dict[int, Callable[[], Tensor]] = {}
         self._prompts = PromptReader(
@@ -126,22 +117,19 @@ class SlotBatch:
         self._places[slot] = 0
         self._cache.places_R[slot].zero_()
 
-    def set_sampling(self, slot: int, request: ServedRequest) -> None:
-        """Random numbers for the tokens after a prompt, by the position of the token before: a step finds them on the
-        device."""
-        if self.samples_in_step:
-            self._settings.set(slot, request.settings)
-        if request.settings.do_sample:
-            # From seed and prompt, whatever the batch.
-            numbers = answer_random_numbers(request.settings, request.ids, request.number)
-            begin = len(request.ids) - 1
-            self._numbers_RT[slot, begin : begin + len(numbers)] = to_device(numbers, self._device)
+    def set_random_numbers(self, slot: int, prompt_tokens: int, numbers: NDArray[np.float64]) -> None:
+        """For the tokens after a prompt, by the position of the token before: a step finds them on the device."""
+        if self._numbers_RT is None:
+            self._numbers_RT = torch.zeros(self.slots, self.tokens, dtype=torch.float64, device=self._device)
+        begin = prompt_tokens - 1
+        self._numbers_RT[slot, begin : begin + len(numbers)] = torch.from_numpy(numbers).to(self._device)
 
     def slot_index(self, slots: Sequence[int]) -> Tensor:
         return torch.tensor(list(slots), device=self._device)
 
     def sample(self, slots_S: Tensor, logits_RV: Tensor, settings: GenerationSettings) -> None:
         """After a step: replace the most likely tokens of these slots by sampled ones."""
+        assert self._numbers_RT is not None
         numbers_S = self._numbers_RT[slots_S, self._cache.places_R[slots_S] - 1]
         self._token_R[slots_S], _ = sample_tokens(logits_RV[slots_S], settings, numbers_S)
 
@@ -167,7 +155,7 @@ class SlotBatch:
         return wait
 
     def step(self, rows: int) -> Tensor:
-        """The next token of the first `rows` slots is their next input; returns the logits."""
+        """The most likely next token of the first `rows` slots is their next input; returns the logits."""
         if self._device.type == "cuda":
             logits_RV = self._graph(rows)()
         else:
@@ -235,11 +223,7 @@ class SlotBatch:
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1, : self._words]
-        if self.samples_in_step:
-            numbers_R = self._numbers_RT[:rows].gather(1, places_R[:, None]).squeeze(1)
-            self._token_R[:rows].copy_(self._settings.sample(logits_RV, numbers_R)[0])
-        else:
-            self._token_R[:rows].copy_(logits_RV.argmax(-1))
+        self._token_R[:rows].copy_(logits_RV.argmax(-1))
         places_R.add_(1).clamp_(max=self.tokens - 1)
         return logits_RV
 
@@ -380,7 +364,10 @@ class BatchEngine:
             self._running |= admitted
         for slot, request in admitted.items():
             self._stops[slot] = StopTexts(self.tokenizer, request.settings.stop)
-            self._batch.set_sampling(slot, request)
+            if request.settings.do_sample:
+                # From seed and prompt, whatever the batch.
+                numbers = answer_random_numbers(request.settings, request.ids, request.number)
+                self._batch.set_random_numbers(slot, len(request.ids), numbers)
         if admitted:
             self._sampling = None
             self._batch.read([request.ids for request in admitted.values()], list(admitted))
@@ -417,9 +404,7 @@ class BatchEngine:
                 self._remove(slot)
 
     def _sampling_groups(self) -> list[tuple[GenerationSettings, Tensor]]:
-        """Rows with equal settings are sampled together, where the step does not."""
-        if self._batch.samples_in_step:
-            return []
+        """Rows with equal settings are sampled together."""
         groups: dict[tuple[float, float, int], list[int]] = {}
         for slot, request in self._running.items():
             chosen = request.settings
