@@ -150,6 +150,19 @@ def test_prompts_are_read_in_groups_of_one_shape_for_each_length(monkeypatch):
             torch.testing.assert_close(own.values[slot, : len(prompt) - 1], other.values[slot, : len(prompt) - 1])
 
 
+def test_prompts_of_one_length_share_a_group_wherever_they_are(monkeypatch):
+    """Short and long prompts take turns; a group that is not full costs as much as a full one."""
+    model = make_model()
+    prompts = [[1 + place % 30 for place in range(3 if number % 2 else 40)] for number in range(32)]
+    decoder = StaticDecoder(model, 32, 64, GenerationSettings(max_new_tokens=2))
+    decoder._prompts._capture, decoder._can_capture = (lambda run: run() or run), True  # as on a GPU
+    groups = [some for some, _ in decoder._groups_with_room(decoder._by_length(prompts), prompts, np.full(32, -1))]
+    assert [len(some) for some in groups] == [4] * 8
+    assert all(len({number % 2 for number in some}) == 1 for some in groups)
+    assert sorted(number for some in groups for number in some) == list(range(32))
+    assert [some[0] for some in groups[:3]] == [0, 1, 8]
+
+
 def test_group_sizes_leave_few_rows_waiting_and_fit_into_memory():
     assert prompts_at_once(32, 768) == 64
     assert prompts_at_once(1024, 1024) == 16

@@ -22,12 +22,11 @@ heads, K key-value heads, D head size.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import islice
 from types import FunctionType
 from typing import Any
 
@@ -440,7 +439,7 @@ class StaticDecoder:
         self._prompts.allocate()
         self._cache.places_R.zero_()
         self._column_1.zero_()
-        waiting = deque(range(len(prompts)))
+        waiting = self._by_length(prompts)
         answers_R = np.full(self.capacity, -1)
         lengths_R = np.zeros(self.capacity, dtype=np.int64)
         # What the last check reads may go beyond the end of an answer.
@@ -459,32 +458,34 @@ class StaticDecoder:
                 for row, end in self._ended(launched, answers_R, lengths_R, tokens_RS, logs_RS, ends):
                     answer, answers_R[row] = int(answers_R[row]), -1
                     yield answer, tokens_RS[row, :end].copy(), logs_RS[row, :end].copy()
-                if not waiting:
+                if not any(waiting.values()):
                     self._idle(np.flatnonzero(answers_R < 0))
             elif begun is None:
                 return
             launched = begun
 
+    def _by_length(self, prompts: Sequence[Sequence[int]]) -> dict[int, deque[int]]:
+        """Numbers of the prompts that can be read together: on a GPU those of one length, rounded up."""
+        found: dict[int, deque[int]] = defaultdict(deque)
+        for place, prompt in enumerate(prompts):
+            found[self._prompts.length(prompt) if self._can_capture else 0].append(place)
+        return found
+
     def _groups_with_room(
-        self, waiting: deque[int], prompts: Sequence[Sequence[int]], answers_R: NDArray[np.int64]
+        self, waiting: Mapping[int, deque[int]], prompts: Sequence[Sequence[int]], answers_R: NDArray[np.int64]
     ) -> Iterator[tuple[list[int], NDArray[np.int64]]]:
-        """Prompts of one length that are read together, and the slots of their answers."""
+        """Prompts that are read together, and the slots of their answers; the group of the first prompt comes first,
+        because answers are given in the order of the prompts."""
         n = self._settings.n
         free = deque(np.flatnonzero(answers_R < 0).tolist())
-        while waiting:
-            length = self._prompts.length(prompts[waiting[0]])
-            most = self._prompts.group_size(prompts[waiting[0]])
-            some: list[int] = []
-            for place in islice(waiting, most):
-                if self._can_capture and self._prompts.length(prompts[place]) != length:
-                    break
-                some.append(place)
+        while any(waiting.values()):
+            queue = min((one for one in waiting.values() if one), key=lambda one: one[0])
+            size = min(len(queue), self._prompts.group_size(prompts[queue[0]]))
             if not self._can_capture:  # any number of prompts costs the same per prompt
-                some = some[: len(free) // n]
-            if not some or len(some) * n > len(free):
+                size = min(size, len(free) // n)
+            if size == 0 or size * n > len(free):
                 return
-            for _ in some:
-                waiting.popleft()
+            some = [queue.popleft() for _ in range(size)]
             yield some, np.array([[free.popleft() for _ in range(n)] for _ in some])
 
     def _begin(
