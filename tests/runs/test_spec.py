@@ -53,6 +53,11 @@ def test_a_wrong_value_is_answered_with_key_expected_and_found(overrides, messag
     assert refused(**overrides) == message
 
 
+def test_what_to_set_works_as_typed():
+    """A section's own check does not know where the section is."""
+    assert refused(training={"matmul": "fp8", "precision": "fp32"}).endswith("; set training.precision=bf16")
+
+
 def test_several_mistakes_are_reported_at_once():
     first, *listed = refused(seeed=1, training={"epochs": "x"}).splitlines()
     assert first == "2 problems were found:" and len(listed) == 2

@@ -103,7 +103,8 @@ def test_the_loss_with_bf16_moments_follows_that_of_fp32():
 
 @pytest.mark.parametrize("other", [{"rounding": "kahan"}, {"optimizer": "sgd"}, {"weights": "fp32"}])
 def test_bf16_moments_are_refused_without_random_rounding_of_adamw(other):
-    with pytest.raises(ValidationError, match="moments=bf16 needs"):
+    (name,) = other
+    with pytest.raises(ValidationError, match=f"moments=bf16 needs {name}=.*, found {other[name]}; set {name}="):
         TrainingConfig(**{**BF16_MOMENTS, **other})
 
 

@@ -121,7 +121,7 @@ def test_layers_that_are_frozen_adapted_or_of_other_sizes_are_left_alone():
     model = nn.Sequential(nn.ModuleList([Block(), Block()]), nn.Linear(16, 16))
     with pytest.raises(ConfigError, match="no trained linear layer") as refused:
         use_fp8_products(model)
-    assert refused.value.hint == "set matmul=precision"
+    assert refused.value.hint == "set training.matmul=precision"
     model[0][1].frozen.requires_grad_(True)
     assert use_fp8_products(model) == 1
 
@@ -214,7 +214,7 @@ def test_it_warns_where_it_uses_more_energy(on_cpu):
     warnings = []
     common = {"max_steps": 1, "precision": "bf16"}
     language_trainer(8, TrainerCallbacks(warn=warnings.append), matmul="fp8", **common)
-    assert len(warnings) == 1 and warnings[0].endswith("set compile=blocks or default")
+    assert len(warnings) == 1 and warnings[0].endswith("set training.compile=blocks or default")
     language_trainer(8, TrainerCallbacks(warn=warnings.append), **common)
     assert len(warnings) == 1
 

@@ -87,7 +87,14 @@ def _sentence(finding: dict[str, Any], model: type[BaseModel]) -> str:
     if kind == "missing":
         return f"{key} is not set; it has no default"
     if kind == "value_error":  # raised by our validators, with a complete message
-        return f"{key + ': ' if key else ''}{finding['ctx']['error']}"
+        names = field_names(model, finding["loc"]) if key else []
+        # A section does not know its own key; what to set must work as typed.
+        text = re.sub(
+            r"\bset (\w+)=",
+            lambda found: f"set {key}.{found[1]}=" if found[1] in names else found[0],
+            str(finding["ctx"]["error"]),
+        )
+        return f"{key + ': ' if key else ''}{text}"
     return f"{key}: {expected_and_found(finding)}"
 
 

@@ -128,12 +128,11 @@ class TrainingConfig(Section):
                 f"matmul=fp8 replaces products in bf16, but precision is {self.precision}; set precision=bf16"
             )
         if self.matmul == "fp8" and self.parallel == "fsdp":
-            raise ValueError("matmul=fp8 does not support parallel=fsdp; use parallel=ddp, or matmul=precision")
-        if self.moments == "bf16" and (self.weights, self.rounding, self.optimizer) != ("bf16", "stochastic", "adamw"):
-            raise ValueError(
-                "moments=bf16 needs weights=bf16, rounding=stochastic and optimizer=adamw, but they are "
-                f"{self.weights}, {self.rounding} and {self.optimizer}"
-            )
+            raise ValueError("matmul=fp8 does not support parallel=fsdp; set parallel=ddp, or set matmul=precision")
+        needed = {"weights": "bf16", "rounding": "stochastic", "optimizer": "adamw"} if self.moments == "bf16" else {}
+        for name, value in needed.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"moments=bf16 needs {name}={value}, found {getattr(self, name)}; set {name}={value}")
         if self.optimizer == "adamw-8bit" and self.parallel == "fsdp":
             raise ValueError(
                 "optimizer=adamw-8bit with parallel=fsdp: quantized blocks of the optimizer's state cannot be divided "

@@ -33,10 +33,10 @@ _MULTIPLE = 16
 _SMALLEST_SCALE = 1e-30
 """Of a tensor of zeros; far below those of real tensors, and its inverse is a float32 number."""
 _CAPABILITY = (8, 9)
-_OTHERWISE = "set matmul=precision"
+_OTHERWISE = "set training.matmul=precision"
 FP8_NOT_COMPILED = (
     "matmul=fp8 with compile=off uses more energy than bf16: finding scales and converting take longer than the "
-    "products save; set compile=blocks or default"
+    "products save; set training.compile=blocks or default"
 )
 
 

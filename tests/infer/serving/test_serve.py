@@ -166,6 +166,8 @@ def test_models_health_and_other_paths(tiny_server):
     assert send(server, "/health") == (200, {"status": "ok", "model": "tiny", "running": 0, "waiting": 0})
     assert send(server, "/v2/models")[0] == 404
     assert send(server, "/v1/models", method="DELETE")[0] == 405
+    status, answer = send(server, "/v1/completions")
+    assert status == 405 and answer["error"]["message"] == "/v1/completions takes POST, not GET"
 
 
 def test_too_many_waiting_requests_are_refused(tiny_server):

@@ -278,6 +278,21 @@ def test_a_folder_is_imported_without_a_log_that_has_one_reading(tmp_path, joule
     assert "fewer than two valid readings" in " ".join((out + err).split())
 
 
+def test_several_power_logs_of_a_folder_are_runs_with_their_own_names(tmp_path, joulelab_here):
+    """Runs of one name would be repeats of each other in comparisons."""
+    (tmp_path / "logs").mkdir()
+    for name, watts in (("one", 300), ("two", 200)):
+        rows = "".join(f"{1772452800 + n},{watts}\n" for n in range(11))
+        (tmp_path / "logs" / f"{name}.csv").write_text(f"timestamp,power_w\n{rows}")
+    code, out, err = joulelab_here("import", tmp_path / "logs", "--runs-dir", tmp_path / "store")
+    assert code == 0, err
+    names = sorted(path.parent.name.split("-")[0] for path in (tmp_path / "store").glob("*/run.json"))
+    assert names == ["one", "two"]
+    table = [line.split() for line in out.splitlines() if line.split()[:1] in (["one"], ["two"])]
+    assert [row[0] for row in table] == ["one", "two"] and table[0][4:6] == ["3.00", "kJ"]
+    assert "As stated in the files" not in out
+
+
 def test_a_file_that_is_not_there_is_reported(tmp_path, joulelab_here):
     code, _, err = joulelab_here("import", tmp_path / "nowhere.csv")
     assert code == 2

@@ -82,6 +82,12 @@ def test_nothing_is_shared_where_there_is_no_teacher(made, tmp_path: Path) -> No
     assert "--students 10 has no effect: no teacher's work is in this bill." in text
 
 
+def test_a_truncated_run_says_what_its_bill_lacks(made, tmp_path: Path) -> None:
+    made.write_run(tmp_path, made.labels_only(0, 500).model_copy(update={"status": "truncated"}), True)
+    text = " ".join(ask(tmp_path, "last").split())
+    assert "The run is truncated: stages that it did not reach are not included." in text
+
+
 def test_an_artifact_is_found_by_folder_by_name_and_by_key(store: Path) -> None:
     folder = next(store.glob("made-KD-*/artifacts/final_model"))
     ways = [str(folder), "made-KD/final_model", "key-final_model"]

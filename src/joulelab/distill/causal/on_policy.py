@@ -363,7 +363,8 @@ class Rollouts:
 
             def tick(progress: GenerationProgress) -> None:
                 before = sum(len(answers) for _, answers in found)
-                context.run.progress.advance(before + progress.answers, f"{progress.generated_tokens:,} tokens")
+                tokens = sum(len(one.ids) for _, answers in found for one in answers) + progress.generated_tokens
+                context.run.progress.advance(before + progress.answers, f"{self._totals['tokens'] + tokens:,} tokens")
                 if ranks.world == 1:  # other ranks would wait for this one
                     context.run.stop.check()
 

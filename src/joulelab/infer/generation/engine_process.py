@@ -92,6 +92,11 @@ class EngineInstallation:
         version = asked.stdout.strip()
         if asked.returncode or not version:
             reason = (asked.stderr.strip().splitlines() or ["no version"])[-1]
+            if "PackageNotFoundError" not in reason:
+                raise ConfigError(
+                    f"{path} did not tell its version of {name}: {reason:.200}",
+                    f"set {setting} to the Python of an environment with {name}",
+                )
             raise ConfigError(
                 f"{name} is not installed in the environment of {path}: {reason:.200}",
                 f"{path} -m pip install {name}, or set {setting} to another environment",

@@ -46,6 +46,7 @@ _READ_TIMEOUT_S = 60.0
 # Threads that make text would otherwise keep the interpreter for 5 ms while the model's thread waits for it.
 _SWITCH_INTERVAL_S = 0.0005
 _INCOMPLETE = "\ufffd"
+_POST_PATHS = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
 # Tokens whose text is made in one call, and how many earlier ones the next call begins with.
 _DECODED_TOGETHER, _DECODED_BEFORE = 24, 4
 _TOKEN_TIMEOUT_S = 600.0
@@ -214,8 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse_path()
 
     def _post(self) -> None:
-        kinds = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
-        kind = kinds.get(self.path.partition("?")[0].rstrip("/"))
+        kind = _POST_PATHS.get(self.path.partition("?")[0].rstrip("/"))
         if kind is None:
             self._refuse_path()
         request = parse_request(str(kind), parse_body(self._body()), self.server.model)
@@ -328,6 +328,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.settimeout(self.timeout)
 
     def _refuse_path(self) -> None:
+        if self.command == "GET" and self.path in _POST_PATHS:
+            raise RequestError(f"{self.path} takes POST, not GET", status=405)
         raise RequestError(f"there is no {self.path[:100]}; see /v1/models", status=404, code="not_found")
 
     def _refuse_method(self) -> None:

@@ -196,7 +196,9 @@ def read_folder(folder: Path, rule: TimeRule) -> tuple[list[RunLog], list[str]]:
             if all(device_energy(device).best_j is None for device in log.devices):
                 notes.append(f"{path}: not used: it has fewer than two valid readings")
                 continue
-            runs.append(power_run(log, path, path.parent.name if path.parent != folder else folder.name))
+            # Runs of one name are repeats of each other, which several logs in a folder need not be.
+            alone = sum(isinstance(found, PowerLog) and other.parent == path.parent for other, found in others) == 1
+            runs.append(power_run(log, path, path.parent.name if alone else path.stem))
         elif any(energy.component == "codecarbon" for run in runs for stage in run.stages for energy in stage.energies):
             notes.append(f"{path}: CodeCarbon's figures are in the stage records already")
         else:

@@ -71,6 +71,11 @@ class EnergyBill:
     """Totals of the run's record by component, and as `best` the figure that tables show."""
 
     @property
+    def has_teacher(self) -> bool:
+        """Whether students can share anything: work of a teacher whose energy is known."""
+        return any(line.shared and line.figure.energy_j is not None for line in self.lines)
+
+    @property
     def lines(self) -> tuple[BillLine, ...]:
         return self.own + self.inherited
 
@@ -168,7 +173,7 @@ def bill_grids(bill: EnergyBill) -> tuple[Grid, ...]:
 
 def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
     whole = bill.whole
-    has_teacher = any(line.shared for line in bill.lines)
+    has_teacher = bill.has_teacher
     shared = f" when {bill.students} students share the teacher" if bill.students > 1 and has_teacher else ""
     if whole.energy_j is None:
         opening = f"Energy of {bill.title}{shared}: missing"
@@ -195,6 +200,8 @@ def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
         texts.append(f"Not included (energy unknown): {listed(made_elsewhere)}.")
     if bill.kind == "run" and bill.record and bill.record.status == "running":
         texts.append("The run is still running: energy so far.")
+    if bill.kind == "run" and bill.record and bill.record.status in ("failed", "truncated"):
+        texts.append(f"The run is {bill.record.status}: stages that it did not reach are not included.")
     if bill.kind == "group" and bill.provisional:
         texts.append("A run of the group is still running: energy so far.")
     elif bill.provisional:
@@ -237,7 +244,7 @@ def tree_grid(bill: EnergyBill) -> Grid:
     )
     titles = f"What!|Counted as|Made by|Energy>|Share of 1\nof {bill.students}>|Method"
     note = "Shared: a teacher's work, divided by the students that share it. Each ancestor counts once."
-    if bill.students == 1 or not any(line.shared for line in bill.lines):
+    if bill.students == 1 or not bill.has_teacher:
         return without_column(make_grid("Energy by source", titles, rows, note), "Share")  # it is the whole
     return make_grid("Energy by source", titles, rows, note)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from joulelab.meter.figures import COVERED, relative_text
 from joulelab.meter.importers.emissions_csv import CodeCarbonLog
-from joulelab.meter.importers.log_energy import DeviceEnergy, DeviceFigures, Inference, Level
+from joulelab.meter.importers.log_energy import DeviceEnergy, DeviceFigures, Inference, Level, device_energy
 from joulelab.meter.importers.power_log import PowerLog, RunLog
 from joulelab.meter.sensors.cpu import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
 from joulelab.report.tables.grid import Grid, make_grid
@@ -207,22 +207,32 @@ def codecarbon_task_grid(log: CodeCarbonLog) -> Grid:
 
 
 def stage_log_grid(runs: Sequence[RunLog]) -> Grid:
-    """Stages with stated energy: one row each."""
+    """One row per stage: its energy as stated, or from the readings of its time."""
     rows = []
     for run in runs:
         for stage in run.stages:
-            by_component = {energy.component: energy for energy in stage.energies}
+            by_component = {energy.component: energy.energy_j for energy in stage.energies}
+            for device in stage.power.devices if stage.power is not None else ():
+                found = device_energy(device)
+                if found.best_j is not None:
+                    by_component[found.component] = by_component.get(found.component, 0.0) + found.best_j
             cells = [by_component.get(name) for name in ("gpu", "cpu", "codecarbon")]
+            stated_name = stage.name if stage.complete else f"{stage.name} (snapshot)"
             rows.append(
                 (
-                    stage.name if stage.complete else f"{stage.name} (snapshot)",
-                    stage.role,
+                    stated_name if stage.power is None else run.name,
+                    "-" if stage.power is not None else stage.role,
                     duration_text(stage.duration_s),
-                    *("-" if cell is None else energy_text(cell.energy_j) for cell in cells),
+                    *("-" if cell is None else energy_text(cell) for cell in cells),
                     "-" if stage.tokens is None else f"{stage.tokens:,}",
                 )
             )
-    note = "As stated in the files; intervals are not known. CodeCarbon's figure is separate and in no total."
+    stated = any(stage.energies for run in runs for stage in run.stages)
+    note = (
+        "As stated in the files; intervals are not known. CodeCarbon's figure is separate and in no total."
+        if stated
+        else "From the readings of each log; the runs have the intervals."
+    )
     return make_grid("Stages", "Stage!|Role!|Duration>|GPU>|CPU>|CodeCarbon>|Tokens>", rows, note)
 
 
