@@ -325,3 +325,8 @@ def test_control_characters_in_settings_are_refused(text):
     with pytest.raises(ConfigError, match="label contains control characters") as refused:
         load_spec("demo-kd", {"label": text})
     assert text not in refused.value.message
+
+
+def test_a_key_that_is_a_name_elsewhere_lists_the_other_settings():
+    assert "distill.temperature" in explained("temperature").same_name
+    assert explained("distill.temperature").same_name == ()

@@ -156,7 +156,8 @@ def _number(body: Mapping[str, Any], name: str, default: float, kind: type, low:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (kind is int and value != int(value)) or not low <= value <= high:
         word = "a whole number" if kind is int else "a number"
-        raise RequestError(f"{name} is {value!r:.60}, expected {word} from {low:g} to {high:g}", param=name)
+        ends = [f"{end:,}" if kind is int else f"{end:g}" for end in (low, high)]
+        raise RequestError(f"{name} is {value!r:.60}, expected {word} from {ends[0]} to {ends[1]}", param=name)
     return value  # type: ignore[no-any-return]
 
 
