@@ -752,8 +752,8 @@ def explained(key: str = "", pipeline: str | None = None) -> Explained:
     first = max(having, key=lambda name: len(alike[name]))  # the most common description
     others = tuple(name for name in having if name not in alike[first])
     known = {row.key for rows in all_rows.values() for row in rows}
-    same_name = () if "." in key else tuple(one for one in sorted(known) if one.endswith(f".{key}"))
-    return Explained(matching[first], tuple(alike[first]), others, same_name)
+    namesakes = () if "." in key else tuple(one for one in sorted(known) if one.endswith(f".{key}"))
+    return Explained(matching[first], tuple(alike[first]), others, namesakes)
 
 
 def _require_no_other_name(key: str, pipelines: Iterable[str]) -> None:
