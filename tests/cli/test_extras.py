@@ -82,6 +82,7 @@ def test_a_verb_names_its_extra_and_leaves_nothing(base, tmp_path, words, extra)
     assert not (tmp_path / "runs").exists() and not any((tmp_path / "work").iterdir())
 
 
+@pytest.mark.slow
 def test_the_base_measures_lists_shows_packs_and_keeps_a_readable_trace(base, tmp_path):
     assert base("measure", "--", sys.executable, "-c", "sum(range(10**6))").returncode == 0
     (trace,) = tmp_path.glob("runs/*/trace/*")

@@ -77,6 +77,7 @@ def test_a_slice_of_a_split_is_read_from_its_rows(tmp_path):
     assert found.train.texts[0] == "text number 10" and len(found.train) == 30
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_texts(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "_CSV_BLOCK_BYTES", 2**20)
 

@@ -78,6 +78,7 @@ for cell in json.load(sys.stdin):
 """
 
 
+@pytest.mark.slow
 def test_the_cells_of_the_notebook_run_in_order(folder: Path) -> None:
     if importlib.util.find_spec("IPython"):
         run(folder, "python", "-c", RUN_CELLS, text=json.dumps(cells()))

@@ -50,10 +50,12 @@ def test_the_task_pages_are_in_task_order() -> None:
     assert order.index("troubleshooting") < order.index("commands") < order.index("api")
 
 
+@pytest.mark.slow
 def test_every_page_is_built(site: Path) -> None:
     assert not [page for page in PAGES if not (site / page).with_suffix(".html").exists()]
 
 
+@pytest.mark.slow
 def test_the_site_requests_nothing_from_other_hosts(site: Path) -> None:
     pages = [*site.glob("*.html")]
     assert pages
@@ -62,6 +64,7 @@ def test_the_site_requests_nothing_from_other_hosts(site: Path) -> None:
     assert not styles
 
 
+@pytest.mark.slow
 def test_the_api_page_documents_the_public_names(site: Path) -> None:
     page = (site / "api.html").read_text(encoding="utf-8")
     for name in (

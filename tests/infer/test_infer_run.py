@@ -35,6 +35,7 @@ def run(tmp_path, model, **flags):
     return execute(create_run(tmp_path / "runs", check(settings)), SilentProgress())
 
 
+@pytest.mark.slow
 def test_joules_per_inference_are_watts_times_the_time_of_one(nvml_sim, tmp_path, monkeypatch):  # noqa: F811
     small = replace(SHAPES["deit-t"], width=48, heads=3, head_width=16, layers=2, side=32, patch=8)
     monkeypatch.setitem(SHAPES, "deit-t", small)
@@ -69,6 +70,7 @@ def test_joules_per_inference_are_watts_times_the_time_of_one(nvml_sim, tmp_path
     assert joules_against_latency(record) is not None
 
 
+@pytest.mark.slow
 def test_inference_on_the_cpu_does_not_report_the_idle_gpu_as_energy_per_item(nvml_sim, tmp_path, monkeypatch):  # noqa: F811
     """A card that idles at 80 W, no RAPL. Before: 80 W times the time of an item, as its energy."""
     small = replace(SHAPES["deit-t"], width=48, heads=3, head_width=16, layers=2, side=32, patch=8)
@@ -127,6 +129,7 @@ def language_model(tmp_path):
     return str(tmp_path / "model")
 
 
+@pytest.mark.slow
 def test_generation_is_taken_apart_and_each_part_is_run_until_its_joules_are_sure(
     nvml_sim, tmp_path, language_model, monkeypatch,  # noqa: F811
 ):  # fmt: skip

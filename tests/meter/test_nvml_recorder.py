@@ -160,6 +160,7 @@ meter.stop()
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_were_given_a_gpu_each_have_them_all_in_the_one_trace_also_after_the_recorder_changed(
     nvml_sim, tmp_path
 ):

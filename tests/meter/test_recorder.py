@@ -249,6 +249,7 @@ RANK = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 def test_eight_ranks_on_a_host_have_one_recorder_and_the_host_is_counted_once(tmp_path, rapl_tree):
     counter = rapl_tree / "intel-rapl:0" / "energy_uj"
     ranks = [

@@ -34,6 +34,7 @@ def measure(store, *words):
     return joulelab_here("infer", *words, "--runs-dir", store)
 
 
+@pytest.mark.slow
 def test_a_running_server_is_measured_and_its_table_written(tiny_server, tmp_path):
     server, table = tiny_server[0], tmp_path / "rows.csv"
     done = measure(

@@ -25,6 +25,7 @@ def measure(folder, *words):
     return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=os.environ)
 
 
+@pytest.mark.slow
 def test_a_measured_program_can_be_watched_and_the_endpoint_ends_with_it(tmp_path):
     port = free_port()
     program = measure(tmp_path, "--prometheus", port, "--interval", 0.1, "--", "sleep", 10)
