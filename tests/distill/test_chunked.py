@@ -302,6 +302,6 @@ def test_the_kernel_has_the_sums_and_gradients_of_the_formulas(dtype, kl, ce, te
     weights = TermWeights(kl=kl, ce=ce, temperature=temperature)
     sums, gradient = chunk_terms(student, teacher, targets, positions, weights)
     eye = chunked.Projection(torch.eye(5000, device="cuda", dtype=dtype), None)
-    own_sums, own = chunked.label_and_kl_terms(student, eye, teacher, targets, positions, weights, 4.0)
+    own_sums, own = chunked.label_and_kl_terms(student, eye, teacher, eye, targets, positions, weights, 4.0)
     torch.testing.assert_close(own_sums, sums, rtol=1e-4, atol=1e-4)
     assert (own.float() / 4 - gradient).norm() / gradient.norm() < (0.006 if dtype == torch.bfloat16 else 0.001)

@@ -14,7 +14,6 @@ Shapes: N positions, C positions of a chunk, V vocabulary, D student's features,
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from joulelab.distill.losses import NO_TARGET, forward_kl, logit_difference, teacher_log_softmax
+from joulelab.train.bf16_weights import has_triton
 
 _PADDED_LOGIT = -1e4
 """Logit of a padded token: finite in half precision, and its probability is 0."""
@@ -330,7 +330,8 @@ def project_chunk(
 def label_and_kl_terms(
     student_CD: Tensor,
     student: Projection,
-    teacher_CV: Tensor | None,
+    teacher_CE: Tensor | None,
+    teacher: Projection | None,
     targets_C: Tensor | None,
     weights_C: Tensor,
     weights: TermWeights,
@@ -340,6 +341,9 @@ def label_and_kl_terms(
     from joulelab.distill.vocabulary_kernel import overwrite_with_gradient
 
     student_CV = F.linear(student_CD, student.weight_VD, student.bias_V)
+    teacher_CV = None
+    if teacher_CE is not None and teacher is not None:
+        teacher_CV = F.linear(teacher_CE, teacher.weight_VD, teacher.bias_V)
     sums = overwrite_with_gradient(
         student_CV, teacher_CV, targets_C, weights_C,
         kl=weights.kl, ce=weights.ce, temperature=weights.temperature, scale=scale,
@@ -348,12 +352,7 @@ def label_and_kl_terms(
 
 
 def takes_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _has_triton()
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and has_triton()
 
 
 class VocabularyLoss:
@@ -382,14 +381,8 @@ class VocabularyLoss:
         ) -> tuple[Tensor, Tensor]:
             teacher_CE = None if cast_NE is None else cast_NE[place]
             targets_C = positions.targets_N[rows] if rows.start < positions.with_targets else None
-            if weights.mse == 0 and takes_kernel(student_CD.device, dtype):
-                teacher_CV = None
-                if teacher_CE is not None and teacher is not None:
-                    teacher_CV = F.linear(teacher_CE, teacher.weight_VD, teacher.bias_V)
-                return label_and_kl_terms(
-                    student_CD, student, teacher_CV, targets_C, positions.weights_N[rows], weights, scale
-                )
-            sums: tuple[Tensor, Tensor] = self.step(
+            by_kernel = weights.mse == 0 and takes_kernel(student_CD.device, dtype)
+            sums: tuple[Tensor, Tensor] = (label_and_kl_terms if by_kernel else self.step)(
                 student_CD, student, teacher_CE, teacher, targets_C, positions.weights_N[rows], weights, scale
             )
             return sums

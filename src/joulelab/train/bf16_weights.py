@@ -130,7 +130,7 @@ class Bf16Updates(torch.optim.Optimizer):
             and weight.is_cuda
             and weight.dtype == torch.bfloat16
             and _local(weight).is_contiguous()
-            and _has_triton()
+            and has_triton()
         )
 
     def _step_kernel(self, group: dict[str, Any], weight: Tensor, factor: Tensor, seed: int) -> None:
@@ -239,7 +239,7 @@ def _one_number(value: float | Tensor, device: torch.device) -> Tensor:
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 

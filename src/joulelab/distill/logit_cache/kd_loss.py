@@ -513,7 +513,7 @@ class KdLoss:
 
             def by_kernel(rows: slice, place: Any, student_CD: Tensor, student: Projection, scale: float) -> Any:
                 ids_C = labels_N[rows]
-                sums, grad_CV = label_and_kl_terms(student_CD, student, None, ids_C, ids_C, only_ce, scale)
+                sums, grad_CV = label_and_kl_terms(student_CD, student, None, None, ids_C, ids_C, only_ce, scale)
                 return sums.flip(0)[:2], grad_CV  # CE, and 0 for the divergence
 
             return by_kernel

@@ -447,8 +447,8 @@ class StaticDecoder:
         logs_RS = np.zeros(tokens_RS.shape, dtype=np.float32)
         launched: _LaunchedSteps | None = None
         while True:
-            # The device works on what was launched last while the host prepares and launches the next steps, and on
-            # those while the host, and whoever takes the answers, works on the results of the ones before.
+            # The device works on the last launched steps while the host prepares and launches the next ones. It works
+            # on those while the host processes the results of the steps before, and the caller takes the answers.
             for some, slots_PN in self._groups_with_room(waiting, prompts, answers_R):
                 self._begin([prompts[place] for place in some], some, numbers, slots_PN)
                 answers_R[slots_PN] = np.array(some)[:, None] * self._settings.n + np.arange(self._settings.n)

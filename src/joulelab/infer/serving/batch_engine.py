@@ -168,9 +168,7 @@ class SlotBatch:
         """Allocate the cache and capture the graphs before the first request."""
         self._prompts.allocate()
         if self.is_asynchronous:
-            length = 1
-            while length < self.tokens:
-                length *= 2
+            for length in sorted({self._prompts.length([0] * count) for count in range(2, self.tokens + 1)}):
                 for group in self._prompt_groups(length):
                     self.read([[0] * min(length + 1, self.tokens)] * group, range(group))
         rows = self.slots
