@@ -88,8 +88,8 @@ def overwrite_with_gradient(
     student_CV: Tensor, teacher_CV: Tensor | None, targets_C: Tensor | None, weights_C: Tensor,
     *, kl: float, ce: float, temperature: float, scale: float,
 ) -> Tensor:  # fmt: skip
-    """Sums of (KL, 0, CE) as `chunked.chunk_terms` returns them; the student's logits become `scale` times their
-    gradient. Both matrices are contiguous and have one shape."""
+    """T^2 KL and CE of each position; the student's logits become `scale` times the gradient of their weighted sum.
+    Both matrices are contiguous and have one shape."""
     positions, words = student_CV.shape
     has_kl, has_ce = teacher_CV is not None and kl > 0, targets_C is not None and ce > 0
     found_2C = student_CV.new_zeros(2, positions, dtype=torch.float32)
@@ -98,5 +98,4 @@ def overwrite_with_gradient(
         weights_C if targets_C is None else targets_C, weights_C, found_2C[0], found_2C[1], words, temperature, kl,
         ce, scale, has_kl=has_kl, has_ce=has_ce, block=_WORDS, num_warps=_WARPS,
     )  # fmt: skip
-    kl_sum, ce_sum = found_2C.sum(1).unbind()
-    return torch.stack([kl_sum, torch.zeros_like(kl_sum), ce_sum])
+    return found_2C

@@ -1,5 +1,8 @@
 """The loss against a cache or a live teacher: exact where it should be, refused where it would be wrong."""
 
+import sys
+import types
+
 import pytest
 import torch
 from cached_positions import against, cached, make_manifest
@@ -191,3 +194,66 @@ def test_a_chunk_is_one_graph_for_the_compiler(tmp_path, teacher):
     expected_sums, expected = function(*arguments)
     torch.testing.assert_close(gradient, expected)
     torch.testing.assert_close(sums, expected_sums)
+
+
+def formula_of_the_kernel(student_CV, teacher_CV, targets_C, weights_C, *, kl, ce, temperature, scale):
+    """`vocabulary_kernel.overwrite_with_gradient` without a teacher."""
+    assert teacher_CV is None and kl == 0
+    trained_C = targets_C >= 0
+    log_CV, ids_C1 = student_CV.float().log_softmax(-1), targets_C.clamp(min=0)[:, None]
+    entropy_C = torch.where(trained_C, -log_CV.gather(1, ids_C1)[:, 0], 0.0)
+    gradient_CV = log_CV.exp().scatter_add(1, ids_C1, torch.full(ids_C1.shape, -1.0))
+    student_CV.copy_(ce * scale * trained_C[:, None] * gradient_CV)
+    return torch.stack([torch.zeros_like(entropy_C), entropy_C])
+
+
+def gradients_by(tmp_path, codec, mode, dtype, device="cpu"):
+    """Loss, its parts and gradients, with four labels that are not trained."""
+    hidden, head, labels = rows(positions=30)
+    labels[0, 4:8] = -100
+    logits = (torch.randn(30, 8) @ head.T)[labels[0, 1:] != -100]
+    targets = cached(tmp_path / f"{codec}-{mode}", make_manifest(codec, vocabulary=WORDS), logits).to(device)
+    leaves = [tensor.to(device).requires_grad_() for tensor in (hidden, head)]
+    with torch.autocast(device, dtype=dtype):
+        sums = KdLoss(0.3, chunk=16, compile_mode=mode)(*leaves, targets, labels.to(device))
+    return (sums.loss, sums.ce, sums.kl), torch.autograd.grad(sums.loss, leaves)
+
+
+@pytest.mark.parametrize("codec", ["rs50", "topk5-gold", "topk5-renorm"])
+@pytest.mark.parametrize("mode", ["off", "default"])
+def test_sparse_targets_by_the_kernel_of_the_cross_entropy(tmp_path, monkeypatch, codec, mode):
+    kernel = types.SimpleNamespace(overwrite_with_gradient=formula_of_the_kernel)
+    monkeypatch.setitem(sys.modules, "joulelab.distill.vocabulary_kernel", kernel)
+    monkeypatch.setattr("joulelab.distill.logit_cache.kd_loss.compiled", lambda function, mode: function)
+    expected, gradients = gradients_by(tmp_path, codec, mode, torch.bfloat16)
+    monkeypatch.setattr("joulelab.distill.logit_cache.kd_loss.takes_kernel", lambda device, dtype: True)
+    called = []
+    kernel.overwrite_with_gradient = lambda *a, **more: called.append(1) or formula_of_the_kernel(*a, **more)
+    own, own_gradients = gradients_by(tmp_path / "kernel", codec, mode, torch.bfloat16)
+    assert len(called) == 2
+    torch.testing.assert_close(own, expected)
+    torch.testing.assert_close(own_gradients, gradients, rtol=0.02, atol=1e-3)
+
+
+@pytest.mark.parametrize("codec", ["topk5-ghost", "rs50"])
+def test_the_kernel_is_not_for_ghost_classes_and_padded_heads(tmp_path, monkeypatch, codec):
+    """Their softmax is not that of the labels."""
+    monkeypatch.setattr("joulelab.distill.logit_cache.kd_loss.takes_kernel", lambda device, dtype: True)
+    monkeypatch.setattr(KdLoss, "_sparse_by_kernel", lambda *_: pytest.fail("the kernel was used"))
+    hidden, head, labels = rows()
+    shared = WORDS if codec == "topk5-ghost" else WORDS - 2
+    targets = cached(tmp_path, make_manifest(codec, vocabulary=shared), hidden[0, :-1] @ head.T)
+    KdLoss(0.5)(hidden, head, targets, labels.clamp(max=shared - 1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("codec", ["rs50", "topk5-gold", "topk5-renorm"])
+@pytest.mark.parametrize("mode", ["off", "default"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sparse_targets_by_the_kernel_on_a_gpu(tmp_path, monkeypatch, codec, mode, dtype):
+    own, own_gradients = gradients_by(tmp_path / "kernel", codec, mode, dtype, "cuda")
+    monkeypatch.setattr("joulelab.distill.logit_cache.kd_loss.takes_kernel", lambda device, dtype: False)
+    expected, gradients = gradients_by(tmp_path, codec, mode, dtype, "cuda")
+    torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-3)
+    for one, other in zip(own_gradients, gradients, strict=True):
+        assert float((one - other).norm() / other.norm()) < 0.01

@@ -256,20 +256,9 @@ def sparse_chunk(
     if not one_softmax:
         grad_CV = grad_CV + ce * (logits_CV - norm_C1).exp()
 
-    listed_CK = torch.cat([teacher.ids_CK, labels.ids_C[:, None]], 1)
+    listed_CK = _listed(teacher, labels)
     logits_CK = logits_CV.gather(1, listed_CK)
-    log_CK, scaled_log_CK = logits_CK - norm_C1, logits_CK / T - scaled_norm_C1
-    # The label may be among the teacher's tokens, and a sampled id may occur twice: an entry's
-    # target is the sum over all entries with the same id.
-    same_CKK = listed_CK[:, :, None] == listed_CK[:, None, :]
-    gold_C = torch.zeros_like(teacher.constant_C) if teacher.gold_C is None else teacher.gold_C
-    teacher_CK = torch.cat([teacher.weights_CK, gold_C[:, None]], 1)
-    # KL(p || q) = sum p log p - sum p log q: the first sum is a constant of the teacher, the second
-    # needs the student's log-probabilities at the listed tokens only.
-    kl_C = teacher.constant_C + _gold_constant(teacher_CK, same_CKK) - (teacher_CK * scaled_log_CK).sum(-1)
-    target_CK = kl * teacher_CK + ce * _last_column(teacher_CK)
-    grad_CK = ce * log_CK.exp() + kl * scaled_log_CK.exp()
-    grad_CK = grad_CK - torch.where(same_CKK, target_CK[:, None, :], 0.0).sum(-1)
+    ce_sum, kl_C, grad_CK = _listed_terms(logits_CK, norm_C1, scaled_norm_C1, labels, teacher, weights)
 
     if teacher.ghost_C is not None:
         # log of the student's probability outside the list, as a logsumexp over the other logits: 1
@@ -282,14 +271,56 @@ def sparse_chunk(
         ghost_kl_C1 = kl * torch.where(has_rest_C1, ghost_C1, 0.0)
         grad_CV = grad_CV - ghost_kl_C1 * (rest_CV - rest_norm_C1).exp()
         # the label belongs to the remainder unless the teacher lists it
-        in_rest_C1 = ~same_CKK[:, -1, :-1].any(-1, keepdim=True)
+        in_rest_C1 = ~(teacher.ids_CK == labels.ids_C[:, None]).any(-1, keepdim=True)
         label_rest_C1 = torch.where(in_rest_C1, ghost_kl_C1 * (logits_CK[:, -1:] / T - rest_norm_C1).exp(), 0.0)
-        grad_CK = grad_CK - label_rest_C1 * _last_column(teacher_CK)
+        grad_CK = grad_CK - label_rest_C1 * _last_column(grad_CK)
 
     grad_CV = scale_in_place(grad_CV, scale).to(student_CD.dtype)
     grad_CV.scatter_(1, listed_CK, (grad_CK * scale).to(student_CD.dtype))
-    mask = labels.masked(1.0)
-    return torch.stack([-(mask * log_CK[:, -1:]).sum(), T * T * (mask * kl_C[:, None]).sum()]), grad_CV
+    return torch.stack([ce_sum, T * T * (labels.masked(1.0) * kl_C[:, None]).sum()]), grad_CV
+
+
+def sparse_terms_of_one_softmax(
+    logits_CK: Tensor, entropy_C: Tensor, labels: Labels, teacher: SparseChunk, weights: KdWeights, scale: float
+) -> tuple[Tensor, Tensor]:
+    """As `sparse_chunk` at temperature 1, from the listed logits and the cross-entropy of the label, which is the last
+    of them: the sums, and the gradient by the listed logits."""
+    logits_CK = logits_CK.float()
+    norm_C1 = entropy_C[:, None] + logits_CK[:, -1:]
+    ce_sum, kl_C, grad_CK = _listed_terms(logits_CK, norm_C1, norm_C1, labels, teacher, weights)
+    return torch.stack([ce_sum, (labels.masked(1.0) * kl_C[:, None]).sum()]), grad_CK * scale
+
+
+def _listed(teacher: SparseChunk, labels: Labels) -> Tensor:
+    """The teacher's tokens and the label."""
+    return torch.cat([teacher.ids_CK, labels.ids_C[:, None]], 1)
+
+
+def _listed_terms(
+    logits_CK: Tensor,
+    norm_C1: Tensor,
+    scaled_norm_C1: Tensor,
+    labels: Labels,
+    teacher: SparseChunk,
+    weights: KdWeights,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The summed CE, the KL of each position, and the gradient by the listed logits, a ghost class aside."""
+    T = weights.temperature
+    ce, kl = labels.masked(weights.ce), labels.masked(weights.kl * T)
+    log_CK, scaled_log_CK = logits_CK - norm_C1, logits_CK / T - scaled_norm_C1
+    # The label may be among the teacher's tokens, and a sampled id may occur twice: an entry's
+    # target is the sum over all entries with the same id.
+    listed_CK = _listed(teacher, labels)
+    same_CKK = listed_CK[:, :, None] == listed_CK[:, None, :]
+    gold_C = torch.zeros_like(teacher.constant_C) if teacher.gold_C is None else teacher.gold_C
+    teacher_CK = torch.cat([teacher.weights_CK, gold_C[:, None]], 1)
+    # KL(p || q) = sum p log p - sum p log q: the first sum is a constant of the teacher, the second
+    # needs the student's log-probabilities at the listed tokens only.
+    kl_C = teacher.constant_C + _gold_constant(teacher_CK, same_CKK) - (teacher_CK * scaled_log_CK).sum(-1)
+    target_CK = kl * teacher_CK + ce * _last_column(teacher_CK)
+    grad_CK = ce * log_CK.exp() + kl * scaled_log_CK.exp()
+    grad_CK = grad_CK - torch.where(same_CKK, target_CK[:, None, :], 0.0).sum(-1)
+    return -(labels.masked(1.0) * log_CK[:, -1:]).sum(), kl_C, grad_CK
 
 
 def dense_chunk(
@@ -398,8 +429,10 @@ class KdLoss:
         self.divergence: Divergence = divergence
         self.chunk = chunk
         self._full_chunks = compile_mode != "off"
-        functions = (sparse_chunk, dense_chunk, scored_chunk)
-        self._sparse, self._dense, self._scored = (compiled(function, compile_mode) for function in functions)
+        functions = (sparse_chunk, sparse_terms_of_one_softmax, dense_chunk, scored_chunk)
+        self._sparse, self._one_softmax, self._dense, self._scored = (
+            compiled(function, compile_mode) for function in functions
+        )
 
     def __call__(
         self,
@@ -424,7 +457,7 @@ class KdLoss:
         order_N, labels_N = target_positions(labels_BT, self._entering(count, labels_BT.numel()))
         features = hidden_BTD.flatten(0, 1)
         dtype = matmul_dtype(features)
-        terms = self._terms(targets if self.weights.kl > 0 else None, labels_N, dtype)
+        terms = self._terms(targets if self.weights.kl > 0 else None, labels_N, len(weight_VD), dtype)
         job = ChunkedJob(terms, (self.weights.ce, self.weights.kl), len(order_N), self.chunk, dtype, order_N)
         loss, sums = chunked_loss(features, weight_VD, bias_V, job)
         return KdSums(loss, sums[0], sums[1], count)
@@ -486,13 +519,16 @@ class KdLoss:
             return Labels(ids_C)
         return Labels(ids_C.clamp(min=0), (ids_C != NO_TARGET).float()[:, None])
 
-    def _terms(self, targets: AnyTargets | None, labels_N: Tensor, dtype: torch.dtype) -> ChunkTerms:
+    def _terms(self, targets: AnyTargets | None, labels_N: Tensor, words: int, dtype: torch.dtype) -> ChunkTerms:
         """The chunk function for these targets. The positions of targets and labels are in the same order."""
         assert not isinstance(targets, AlignedTargets)
         decoded = None if targets is None else targets.decoded().padded(len(labels_N))
         if isinstance(decoded, SparseTargets):
             assert targets is not None
             vocabulary = targets.vocabulary
+            one_softmax = self.weights.temperature == 1 and vocabulary >= words and decoded.ghost_N is None
+            if one_softmax and takes_kernel(labels_N.device, dtype):
+                return self._sparse_by_kernel(decoded, labels_N)
 
             def sparse(rows: slice, place: Any, student_CD: Tensor, student: Projection, scale: float) -> Any:
                 labels = self._labels(labels_N, rows)
@@ -525,6 +561,26 @@ class KdLoss:
             return self._dense(student_CD, student, labels, teacher, self.divergence, self.weights, scale)
 
         return dense
+
+    def _sparse_by_kernel(self, targets: SparseTargets, labels_N: Tensor) -> ChunkTerms:
+        """Every logit gets its part of the softmax by the kernel of the cross-entropy, then the listed ones get their
+        complete gradient; they are read before the kernel overwrites them."""
+        from joulelab.distill.vocabulary_kernel import overwrite_with_gradient
+
+        both = self.weights.ce + self.weights.kl
+
+        def sparse(rows: slice, place: Any, student_CD: Tensor, student: Projection, scale: float) -> Any:
+            labels, teacher, ids_C = self._labels(labels_N, rows), targets.rows(rows), labels_N[rows]
+            logits_CV = F.linear(student_CD, student.weight_VD, student.bias_V)
+            listed_CK = _listed(teacher, labels)
+            logits_CK = logits_CV.gather(1, listed_CK)
+            _, entropy_C = overwrite_with_gradient(
+                logits_CV, None, ids_C, ids_C, kl=0.0, ce=both, temperature=1.0, scale=scale
+            )
+            sums, grad_CK = self._one_softmax(logits_CK, entropy_C, labels, teacher, self.weights, scale)
+            return sums, logits_CV.scatter_(1, listed_CK, grad_CK.to(logits_CV.dtype))
+
+        return sparse
 
 
 def target_positions(labels_BT: Tensor, count: int) -> tuple[Tensor, Tensor]:
