@@ -18,7 +18,7 @@ from joulelab.errors import UsageError
 from joulelab.meter.figures import EnergyFigure, method_text, relative_text
 from joulelab.meter.grids import Co2e, GridFactor
 from joulelab.meter.grids import co2e as co2e_of
-from joulelab.report.compare.break_even_report import RowBreakEven, break_even_rows
+from joulelab.report.compare.break_even_report import RowBreakEven, at_equal_energy, break_even_rows
 from joulelab.report.compare.comparison import Comparison, EnergyRatio, QualityDifference, Row
 from joulelab.report.compare.pareto import pareto_rows, why_no_front
 from joulelab.report.compare.scopes import shared_energies
@@ -55,12 +55,21 @@ def comparison_data(comparison: Comparison, students: int = 1) -> dict[str, Any]
         "pareto_front": [row.label for row in pareto_rows(comparison)],
         "no_pareto_front": why_no_front(comparison) or None,
         "break_even": [_break_even(one) for one in break_even_rows(comparison)],
+        "equal_energy": _equal_energies(comparison),
         "incomplete": [
             {"label": run.label, "seed": run.seed, "run_id": run.run_id, "why": run.why, "own": _figure(run.own)}
             for run in comparison.incomplete
         ],
         **({"shared": {"students": students, "methods": by_method}} if shared else {}),
     }
+
+
+def _equal_energies(comparison: Comparison) -> list[dict[str, Any]]:
+    """Held-out losses, one value per pair of runs, of methods that were evaluated during training."""
+    baseline = comparison.row(comparison.baseline)
+    rows = comparison.methods if baseline else ()
+    found = [(row.label, at_equal_energy(row, baseline, comparison)) for row in rows if baseline]
+    return [{"method": label, "against": comparison.baseline, **asdict(one)} for label, one in found if one]
 
 
 def _row(row: Row) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import pytest
 
 from joulelab.report.compare.break_even_report import break_even_rows
 from joulelab.report.compare.method_rows import compare
-from joulelab.report.compare.verdict import break_even_grid, verdict
+from joulelab.report.compare.verdict import break_even_grid, short_verdict, verdict
 from joulelab.report.export import comparison_data
 from joulelab.report.figures.comparison_figures import break_even_curve
-from joulelab.report.tables.comparison_tables import language_grid
+from joulelab.report.tables.comparison_tables import equal_energy_grid, language_grid
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Result
 
@@ -85,3 +85,25 @@ def test_the_figure_crosses_zero_at_the_tables_count(comparison) -> None:
     assert {c["method"]: c["breaks_even"] for c in curves} == {"KD": True, "synthetic SFT": False}
     assert "marked by a point: KD (15.4 students). Dashed, does not break even: synthetic SFT." in figure.caption
     assert "breaks even after 15.4 students" in figure.description
+
+
+def test_losses_at_equal_energy(comparison) -> None:
+    """KD is stopped at 120 of its 140 J, between its evaluations at 75 and 100 steps; SFT at synthetic SFT's 110 J."""
+    rows = {row[0]: row[1:] for row in equal_energy_grid(comparison).rows}
+    assert rows["KD"][:3] == ("120 J", "6.857", "7.000") and rows["KD"][3].startswith("-0.143 [")
+    assert rows["synthetic SFT"][:3] == ("110 J", "8.000", "7.067")
+    kd = comparison_data(comparison)["equal_energy"][0]
+    assert (kd["method"], kd["against"]) == ("KD", "labels only") and len(kd["own"]) == len(kd["energies_j"]) == 3
+    assert kd["own"][0] == pytest.approx(6.9 - 0.1 * (120 - 105) / 35)
+
+
+def test_a_student_that_spent_the_energy_before_its_first_evaluation_has_no_loss_there(comparison) -> None:
+    costly = comparison.row("KD").runs
+    for run in costly:
+        RunPaths(run.folder).metrics.write_text('{"stage": "student.validate", "step": 100, "held_out_loss": 6.8}\n')
+    rows = {row[0]: row[1:] for row in equal_energy_grid(comparison).rows}
+    assert rows["KD"] == ("not yet evaluated", "-", "-", "-")
+
+
+def test_the_short_verdict_names_the_break_even_before_the_pareto_front(comparison) -> None:
+    assert "The teacher of KD breaks even after 15.4 students" in short_verdict(comparison)[-1]

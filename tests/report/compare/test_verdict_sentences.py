@@ -184,4 +184,15 @@ def test_students_at_chance_level_are_named_with_the_comparison(made, tmp_path: 
     records = [made.labels_only(0, 790), student, made.distilled("response KD", 0, 826, 131.0)]
     made.write_group(tmp_path, records)
     (text,) = chance_sentences(compare(made.group_of(records), records, tmp_path))
-    assert text.startswith("At chance level") and text.endswith(": labels only (student, seed 1).")
+    assert text.startswith("At chance level (not") and text.endswith(": labels only (student, seed 1).")
+
+
+@pytest.mark.parametrize(("everywhere", "named"), [(False, "labels only"), (True, "all methods")])
+def test_a_method_whose_runs_are_all_at_chance_level_is_named_once(made, tmp_path: Path, everywhere, named) -> None:
+    note = Note(level="warning", text="the student is at chance level in exact answers: 200 of 400 correct")
+    records = [made.labels_only(seed, 500).with_notes([note]) for seed in range(2)]
+    kd = [made.distilled("response KD", seed, 826, 131.0) for seed in range(2)]
+    records += [record.with_notes([note]) for record in kd] if everywhere else kd
+    made.write_group(tmp_path, records)
+    (text,) = chance_sentences(compare(made.group_of(records), records, tmp_path))
+    assert text.startswith("At chance level in exact answers (") and text.endswith(f": {named}.")

@@ -147,6 +147,11 @@ class LossCurve:
         share = float(np.interp(-loss, -lowest, self.shares))
         return self.before_j + share * self.train_j
 
+    def loss_at(self, joules: float) -> float | None:
+        """Loss when the student had used this energy; None before its first evaluation."""
+        energies = [self.before_j + share * self.train_j for share in self.shares]
+        return None if joules < energies[0] else float(np.interp(joules, energies, self.losses))
+
 
 def _last_training(run: ComparedRun) -> tuple[StageRecord | None, StageRecord | None]:
     """The student's last training and its validation, which began after it."""
@@ -341,6 +346,29 @@ def _costs_to_equal_loss(row: Row, baseline: Row) -> StudentCosts | str:
         never = f"{baseline.label} reached that loss at its first evaluation, with less energy"
         return StudentCosts(base_j, own_j, True, quality, loss, base_at_most=True, never=never)
     return "neither side's evaluations reach the other's held-out loss"
+
+
+@dataclass(frozen=True)
+class EqualEnergy:
+    """Held-out losses of two methods at the energy with which the cheaper student was done: one value per pair."""
+
+    energies_j: tuple[float, ...]
+    own: tuple[float, ...]
+    base: tuple[float, ...]
+
+
+def at_equal_energy(row: Row, baseline: Row, comparison: Comparison) -> EqualEnergy | None:
+    """From the student stages alone. None if a student had not been evaluated by then."""
+    if not _have_loss_curves(row, baseline, comparison):
+        return None
+    curves = _loss_curves(pairs_of(row.runs, baseline.runs))
+    energies = tuple(min(base.whole_j, own.whole_j) for base, own in curves)
+    losses = [(own.loss_at(j), base.loss_at(j)) for (base, own), j in zip(curves, energies, strict=True)]
+    known = [(own, base) for own, base in losses if own is not None and base is not None]
+    if len(known) < len(curves):
+        return None
+    own, base = zip(*known, strict=True)
+    return EqualEnergy(energies, own, base)
 
 
 def teacher_beyond(row: Row, baseline: Row) -> Estimate:

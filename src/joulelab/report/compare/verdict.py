@@ -284,7 +284,7 @@ def short_verdict(comparison: Comparison, warning: str = "") -> tuple[str, ...]:
     doubts = [warning, _brief_doubt(comparison)]
     found = break_even_rows(comparison)
     breaks_even = [break_even_sentence(one) for one in found if one.found and one.found.breaks_even]
-    readings = [*reading_sentences(comparison), *breaks_even]
+    readings = [*breaks_even, *reading_sentences(comparison)]
     chosen = [next((text for text in texts if text), "") for texts in (doubts, readings)]
     return (headline(comparison), *(text for text in chosen if text))
 
@@ -380,15 +380,21 @@ def chance_sentences(comparison: Comparison) -> list[str]:
     """Rows with a model that is not significantly better than always predicting the most frequent class."""
     found: dict[str, list[str]] = {}
     for row in comparison.rows:
+        models: dict[str, list[str]] = {}
         for run in row.runs:
             for note in run.record.validity.notes:
-                who, mark, _ = note.text.partition(_CHANCE)
+                who, mark, rest = note.text.partition(_CHANCE)
                 if mark:
-                    found.setdefault(row.label, []).append(f"{who.removeprefix('the ')}, seed {run.seed}")
-    if not found:
-        return []
-    names = "; ".join(f"{label} ({', '.join(models)})" for label, models in found.items())
-    return [f"At chance level (not significantly better than always predicting the most frequent class): {names}."]
+                    metric = rest.partition(":")[0]
+                    models.setdefault(metric, []).append(f"{who.removeprefix('the ')}, seed {run.seed}")
+        for metric, names in models.items():
+            is_all = len(names) == len(row.runs) > 1
+            found.setdefault(metric, []).append(row.label if is_all else f"{row.label} ({', '.join(names)})")
+    return [
+        f"At chance level{metric} (not significantly better than always predicting the most frequent class): "
+        f"{'all methods' if labels == [row.label for row in comparison.rows] else '; '.join(labels)}."
+        for metric, labels in found.items()
+    ]
 
 
 def contention_sentences(comparison: Comparison) -> list[str]:

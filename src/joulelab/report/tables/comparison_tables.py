@@ -19,8 +19,10 @@ from joulelab.meter.figures import (
     uncertainty_note,
 )
 from joulelab.report.compare.break_even_report import (
+    EqualEnergy,
     RowBreakEven,
     StudentCosts,
+    at_equal_energy,
     break_even_rows,
     had_teacher,
     student_costs,
@@ -219,6 +221,34 @@ def language_grid(comparison: Comparison) -> Grid | None:
     return make_grid("Language models at equal held-out loss", titles, cells, note)
 
 
+def equal_energy_grid(comparison: Comparison) -> Grid | None:
+    """None unless language models were evaluated by held-out loss while they were trained."""
+    baseline = comparison.row(comparison.baseline)
+    if baseline is None:
+        return None
+    found = {row.label: at_equal_energy(row, baseline, comparison) for row in comparison.methods}
+    if not any(found.values()):
+        return None
+    unknown = ("not yet evaluated", *(NOTHING,) * 3)
+    cells = [(label, *(_equal_energy_cells(one) if one else unknown)) for label, one in found.items()]
+    titles = f"Method|Energy of\nboth students>|Held-out\nloss, nats>|{baseline.label},\nnats>|Difference [95 %]!"
+    note = (
+        "Energy: that of the student which was done first, the SFT phase included, the teacher not. The loss of the "
+        "other one is that of its evaluations at this energy. A learning rate decays until the end, so that it would "
+        "be lower in a training of this length: `run --budget ENERGY` trains every method for the same energy."
+    )
+    if doubt := estimate_note(row.with_teacher for row in comparison.rows):
+        note += f" {doubt}"
+    return make_grid("Language models at equal energy of the student stages", titles, cells, note)
+
+
+def _equal_energy_cells(one: EqualEnergy) -> tuple[str, ...]:
+    energy, own, base = (sum(values) / len(values) for values in (one.energies_j, one.own, one.base))
+    change = mean_t([own - base for own, base in zip(one.own, one.base, strict=True)])
+    interval = f" [{change.low:+.3f}, {change.high:+.3f}]" if change.bounded else ""
+    return energy_text(energy), f"{own:.3f}", f"{base:.3f}", f"{change.value:+.3f}{interval}"
+
+
 def _own_cells(row: Row) -> tuple[str, ...]:
     loss = _mean([run.record.results[_LOSS].value for run in row.runs])
     stages = [stage for run in row.runs if (stage := last_training(run.record, "student"))]
@@ -299,7 +329,8 @@ def comparison_grids(comparison: Comparison) -> tuple[Grid, ...]:
         grids += [energy_grid(comparison), stage_grid(comparison)]
         if in_use := serving_grid(comparison):
             grids.append(in_use)
-    grids += [grid for grid in (language_grid(comparison), break_even_grid(comparison)) if grid]
+    last = (language_grid(comparison), equal_energy_grid(comparison), break_even_grid(comparison))
+    grids += [grid for grid in last if grid]
     if comparison.incomplete:
         grids.append(incomplete_grid(comparison))
     return tuple(grids)
