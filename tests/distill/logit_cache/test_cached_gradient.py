@@ -8,7 +8,12 @@ import torch
 from cached_positions import against, cached, evenly_spread, make_manifest
 
 from joulelab.distill.logit_cache.codecs import get_codec, record_bytes
-from joulelab.distill.logit_cache.target_encoding import DocumentSpan, sampling_offsets, systematic_sample
+from joulelab.distill.logit_cache.target_encoding import (
+    DocumentSpan,
+    draw_records,
+    sampling_offsets,
+    systematic_sample,
+)
 from joulelab.distill.losses import response_kl_sum
 from joulelab.errors import ConfigError
 
@@ -58,6 +63,27 @@ def test_systematic_sampling_is_unbiased_over_blocks_and_never_draws_probability
     assert float((found - share.double()).abs().max()) < 1.01 / (50 * MANY)
     assert (drawn.diff(dim=1) >= 0).all()
     assert (systematic_sample(torch.zeros(2, 9), 4, torch.tensor([0.0, 0.9])) == -1).all()
+
+
+def test_the_offsets_are_those_of_a_new_generator_for_each_document():
+    """As in caches that exist: numpy rounds keys from 2^63 on to a float."""
+    spans = [DocumentSpan(bytes([first]) * 16, 0, 0, 9, 8) for first in (0, 5, 127, 128, 201)]
+    for seed in (0, 7):
+        expected = [
+            np.random.Generator(np.random.Philox(key=[seed, int.from_bytes(span.key[:8], "little")])).random(8)
+            for span in spans
+        ]
+        assert np.array_equal(sampling_offsets(spans, seed), np.concatenate(expected))
+
+
+@pytest.mark.parametrize(("size", "bits"), [(3, 18), (4, 26)])
+def test_records_hold_the_differences_of_ids_and_their_counts(size, bits):
+    drawn = torch.tensor([[0, 0, 4, 9, 9], [7, 7, 7, 7, 7], [-1, -1, -1, -1, -1], [1, 2, 3, 4, 2**bits - 1]])
+    found = [
+        [(one & (2**bits - 1), one >> bits) for one in row if one != 2**32 - 1]
+        for row in (draw_records(drawn, size).long() & (2**32 - 1)).tolist()
+    ]
+    assert found == [[(0, 2), (4, 1), (5, 2)], [(7, 5)], [], [(1, 1), (1, 1), (1, 1), (1, 1), (2**bits - 5, 1)]]
 
 
 def test_sampling_offsets_depend_on_the_text_and_not_on_its_position():

@@ -34,7 +34,7 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
-from joulelab.distill.logit_cache.codecs import Codec
+from joulelab.distill.logit_cache.codecs import Codec, record_bytes
 from joulelab.errors import ConfigError
 
 KEY_BYTES = 16
@@ -110,7 +110,7 @@ _LOWEST_LOGIT = -1e30
 
 ProbabilityFunction = Callable[[Tensor, int, float, bool], tuple[Tensor, Tensor | None]]
 SelectedTargets = dict[str, Tensor]
-"""By name: `entropy` [C], `drawn` [C, n], `rest` [C], `top` [C, K] and `share` [C, K]; the codec decides which."""
+"""By name: `entropy` [C], `records` [C, n], `rest` [C], `top` [C, K] and `share` [C, K]; the codec decides which."""
 
 
 def systematic_sample(weights_CV: Tensor, count: int, offsets_C: Tensor) -> Tensor:
@@ -171,25 +171,52 @@ def select_targets(
         share_CV = share_CV.scatter(1, top_CK, 0.0)
         selected |= {"rest": share_CV.sum(-1), "top": top_CK, "share": share_CK}
     if codec.draws:
-        selected["drawn"] = systematic_sample(share_CV, codec.draws, offsets_C)
+        drawn_Cn = systematic_sample(share_CV, codec.draws, offsets_C)
+        selected["records"] = draw_records(drawn_Cn, record_bytes(vocabulary))
     return selected
+
+
+_ID_BITS = {3: 18, 4: 26}
+_NO_RECORD = np.uint32(2**32 - 1)
+
+
+def draw_records(drawn_Cn: Tensor, record_bytes: int) -> Tensor:
+    """The record of every distinct token where it is drawn first, as int32 [C, n]; -1 elsewhere.
+
+    Made on the device of the draws: the host would need 3.6 us per position, more than a small teacher on a GPU.
+    """
+    draws = drawn_Cn.shape[1]
+    # Ids are ascending, so their differences are stored: small numbers compress better than ids.
+    gaps_Cn = drawn_Cn - F.pad(drawn_Cn[:, :-1], (1, 0))
+    place_n = torch.arange(draws, device=drawn_Cn.device)
+    begins_Cn = ((gaps_Cn != 0) | (place_n == 0)) & (drawn_Cn >= 0)
+    # Equal draws are adjacent, so a token's count is the distance to the next one's first draw.
+    next_Cn = torch.where(begins_Cn, place_n, draws).flip(1).cummin(1).values.flip(1)
+    counts_Cn = F.pad(next_Cn[:, 1:], (0, 1), value=draws) - place_n
+    records_Cn = gaps_Cn | counts_Cn << _ID_BITS[record_bytes]
+    return torch.where(begins_Cn, records_Cn, -1).to(torch.int32)
 
 
 def sampling_offsets(spans: Sequence[DocumentSpan], seed: int) -> NDArray[np.float64]:
     """One uniform number per target, from the document's key: the same in any order and with any number of writers."""
-    offsets = [
-        # Philox is counter-based: a key gives the same numbers on every machine and in every order,
-        # and streams of different keys are independent (Salmon et al., 2011).
-        np.random.Generator(np.random.Philox(key=[seed, int.from_bytes(span.key[:8], "little")])).random(span.targets)
-        for span in spans
-    ]
+    # Philox is counter-based: a key gives the same numbers on every machine and in every order, and
+    # streams of different keys are independent (Salmon et al., 2011). One generator is set back for
+    # each document: a new one takes longer than its numbers.
+    source = np.random.Philox(key=[seed, 0])
+    draw, state = np.random.Generator(source), source.state
+    offsets = []
+    for span in spans:
+        number = int.from_bytes(span.key[:8], "little")
+        # From 2^63 on, numpy rounds a number in a list with smaller ones to a float; existing caches were drawn so.
+        state["state"]["key"][1] = number if number < 2**63 else min(int(float(number)), 2**64 - 1)
+        source.state = state
+        offsets.append(draw.random(span.targets))
     return np.concatenate(offsets) if offsets else np.empty(0)
 
 
 # bytes
 
 _PROBABILITY_ONE = 2**24 - 1
-_ID_BITS = {3: 18, 4: 26}
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +247,10 @@ def encode_targets(
     if codec.is_exact:
         return EncodedTargets(targets, _bytes_of(selected["hidden"]), records_RS, counts_N)
     if codec.draws:
-        counts_N, records_RS = _records(selected["drawn"].astype(np.int64), record_bytes)
+        records_Nn = np.ascontiguousarray(selected["records"]).view("<u4")
+        is_record_Nn = records_Nn != _NO_RECORD
+        counts_N = is_record_Nn.sum(1)
+        records_RS = np.ascontiguousarray(_bytes_of(records_Nn[is_record_Nn][:, None])[:, :record_bytes])
         columns += [counts_N.astype(np.uint8)[:, None], _bytes_of(selected["entropy"].astype("<f2")[:, None])]
     if codec.top:
         # a vocabulary smaller than the codec's K is padded with tokens of probability 0
@@ -231,19 +261,6 @@ def encode_targets(
         share_NK = np.pad(np.rint(selected["share"].astype(np.float64) * _PROBABILITY_ONE).astype("<u4"), missing)
         columns += [_bytes_of(selected["rest"].astype("<f4")[:, None]), _three_bytes(ids_NK), _three_bytes(share_NK)]
     return EncodedTargets(targets, np.concatenate(columns, axis=1), records_RS, counts_N)
-
-
-def _records(drawn_Nn: NDArray[np.int64], record_bytes: int) -> tuple[NDArray[np.int64], Bytes]:
-    """Number of records per position, and the records. Equal draws are adjacent, so a token's count is the length of
-    its run; -1 is no draw."""
-    begins_Nn = np.diff(drawn_Nn, axis=1, prepend=-1) != 0
-    begins_Nn &= drawn_Nn >= 0
-    flat = np.flatnonzero(begins_Nn)
-    ends = np.minimum(np.append(flat[1:], drawn_Nn.size), (flat // drawn_Nn.shape[1] + 1) * drawn_Nn.shape[1])
-    # Ids are ascending, so their differences are stored: small numbers compress better than ids.
-    gaps = np.diff(drawn_Nn, axis=1, prepend=0).ravel()[flat]
-    records = gaps | (ends - flat) << _ID_BITS[record_bytes]
-    return begins_Nn.sum(1), np.ascontiguousarray(_bytes_of(records.astype("<u4")[:, None])[:, :record_bytes])
 
 
 def _bytes_of(values: NDArray[np.generic]) -> Bytes:
