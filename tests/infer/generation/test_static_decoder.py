@@ -157,10 +157,34 @@ def test_prompts_of_one_length_share_a_group_wherever_they_are(monkeypatch):
     decoder = StaticDecoder(model, 32, 64, GenerationSettings(max_new_tokens=2))
     decoder._prompts._capture, decoder._can_capture = (lambda run: run() or run), True  # as on a GPU
     groups = [some for some, _ in decoder._groups_with_room(decoder._by_length(prompts), prompts, np.full(32, -1))]
-    assert [len(some) for some in groups] == [4] * 8
-    assert all(len({number % 2 for number in some}) == 1 for some in groups)
-    assert sorted(number for some in groups for number in some) == list(range(32))
-    assert [some[0] for some in groups[:3]] == [0, 1, 8]
+    assert groups == [list(range(0, 16, 2)), list(range(1, 32, 2)), list(range(16, 32, 2))]
+
+
+def test_few_rows_are_filled_by_one_group_and_refilled_one_by_one():
+    """A call for one prompt takes as long as one for eight, so a group of that shape is read for what has room."""
+    prompts = [[1, 2, 3]] * 20
+    decoder = StaticDecoder(make_model(), 8, 64, GenerationSettings(max_new_tokens=2))
+    decoder._prompts._capture, decoder._can_capture = (lambda run: run() or run), True
+    waiting, answers = decoder._by_length(prompts), np.full(8, -1)
+    ((first, slots),) = decoder._groups_with_room(waiting, prompts, answers)
+    assert first == list(range(8)) and sorted(slots.flatten()) == list(range(8))
+    answers[:] = np.where(np.arange(8) == 5, -1, 0)
+    assert [(some, slots.tolist()) for some, slots in decoder._groups_with_room(waiting, prompts, answers)] == [
+        ([8], [[5]])
+    ]
+    answers[5] = 0
+    assert not list(decoder._groups_with_room(waiting, prompts, answers))
+
+
+def test_many_rows_wait_until_a_group_has_room():
+    prompts = [[1, 2, 3]] * 64
+    decoder = StaticDecoder(make_model(), 64, 64, GenerationSettings(max_new_tokens=2))
+    decoder._prompts._capture, decoder._can_capture = (lambda run: run() or run), True
+    answers = np.where(np.arange(64) < 7, -1, 0)
+    assert not list(decoder._groups_with_room(decoder._by_length(prompts), prompts, answers))
+    answers[7] = -1
+    ((some, _),) = decoder._groups_with_room(decoder._by_length(prompts), prompts, answers)
+    assert some == list(range(8))
 
 
 def test_group_sizes_leave_few_rows_waiting_and_fit_into_memory():
@@ -168,6 +192,7 @@ def test_group_sizes_leave_few_rows_waiting_and_fit_into_memory():
     assert prompts_at_once(1024, 1024) == 16
     assert prompts_at_once(32_768, 4) == 1
     assert prompts_at_once(32, 1) == 1
+    assert prompts_at_once(32, 8) == 8 and prompts_at_once(256, 8) == 2
 
 
 def test_half_of_many_answers_are_decoded_at_a_time():

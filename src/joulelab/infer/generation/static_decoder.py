@@ -48,10 +48,12 @@ from joulelab.zoo.quantized_layers import quantization_of
 
 NAME = "joulelab_decode"
 _BLOCK = 64
-# Prompt tokens that are read in one call, padding included. More of them keep the GPU busier; fewer leave fewer rows
-# waiting for a prompt, because a group is read when there is room for all of it.
-_PROMPT_TOKENS_AT_ONCE = 16_384
+# Prompts are read when this share of the rows (1 / 8) has room for them, in one call of at most so many tokens, padding
+# included: more of them keep the GPU busier, fewer leave fewer rows waiting. Up to the smaller number a call takes
+# about as long as for one prompt, because it reads all weights, so groups of few rows are as large as these are.
 _GROUP_SHARE = 8
+_PROMPT_TOKENS_AT_ONCE = 16_384
+_CHEAP_PROMPT_TOKENS = 512
 # Prompts are rounded up to a power of two, at least this one.
 _SHORTEST_PROMPT = 32
 # Steps between two checks by the host: few, because rows that have ended keep running until the host notices; more
@@ -481,10 +483,11 @@ class StaticDecoder:
         while any(waiting.values()):
             queue = min((one for one in waiting.values() if one), key=lambda one: one[0])
             size = min(len(queue), self._prompts.group_size(prompts[queue[0]]))
-            if not self._can_capture:  # any number of prompts costs the same per prompt
-                size = min(size, len(free) // n)
-            if size == 0 or size * n > len(free):
+            # Without captured groups any number of prompts costs the same per prompt.
+            enough = max(1, min(size, self.capacity // n // _GROUP_SHARE)) if self._can_capture else 1
+            if len(free) // n < enough:
                 return
+            size = min(size, len(free) // n)
             some = [queue.popleft() for _ in range(size)]
             yield some, np.array([[free.popleft() for _ in range(n)] for _ in some])
 
@@ -665,7 +668,8 @@ class StaticDecoder:
 
 def prompts_at_once(length: int, most: int) -> int:
     """Prompts of this length that are read together, if `most` prompts have room."""
-    wanted = max(1, min(_PROMPT_TOKENS_AT_ONCE // length, most // _GROUP_SHARE))
+    wanted = max(most // _GROUP_SHARE, min(most, _CHEAP_PROMPT_TOKENS // length))
+    wanted = max(1, min(wanted, _PROMPT_TOKENS_AT_ONCE // length))
     return 1 << (wanted.bit_length() - 1)
 
 
