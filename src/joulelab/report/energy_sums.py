@@ -28,14 +28,15 @@ PartKind = Literal["work", "setup", "repeated"]
 
 @dataclass(frozen=True)
 class Part:
-    """Energy of one stage or ancestor; `shared` is the teacher's work, which N students share."""
+    """Energy of one stage or ancestor."""
 
     stage: str
     """Its name in tables and figures."""
     stages: tuple[str, ...]
     """The stages it was made in: one, or all of an inherited artifact's."""
     inherited: bool
-    shared: bool
+    is_teachers: bool
+    """The teacher's work."""
     figure: EnergyFigure
     """Under the run's own policy."""
     by_scope: Mapping[str, EnergyFigure]
@@ -49,6 +50,15 @@ class Part:
     """One run of a measured program; all of them are the same work and have the same name."""
 
     @property
+    def shared(self) -> bool:
+        """The teacher's work that N students share; what it does for one student alone is not."""
+        return self.is_teachers and not self.is_for_one_student
+
+    @property
+    def is_for_one_student(self) -> bool:
+        return any(one.is_for_one_student for one in self.kinds)
+
+    @property
     def makes_the_teacher(self) -> bool:
         """The teacher's training and the validations during it, which one artifact's bill has under one name."""
         return any(one.role == "teacher" and one.activity in ("train", "validate") for one in self.kinds)
@@ -56,11 +66,11 @@ class Part:
     @property
     def is_teacher_evaluation(self) -> bool:
         """Evaluations of the teacher, which no student is trained on."""
-        return self.shared and bool(self.kinds) and all(one.activity == "evaluate" for one in self.kinds)
+        return self.is_teachers and bool(self.kinds) and all(one.activity == "evaluate" for one in self.kinds)
 
     @property
     def is_students(self) -> bool:
-        return not self.shared and any(one.role == "student" for one in self.kinds)
+        return not self.is_teachers and any(one.role == "student" for one in self.kinds)
 
 
 def all_parts(record: RunRecord, repeat: int | None = None) -> tuple[Part, ...]:
@@ -91,7 +101,7 @@ def parts_of(record: RunRecord) -> tuple[Part, ...]:
 
 def _own_part(stage: StageRecord, key: str | None) -> Part:
     kind: PartKind = "repeated" if stage.repeated else "setup" if stage.role == "setup" else "work"
-    kinds = (StageKind(stage.role, stage.activity),)
+    kinds = (stage.kind,)
     figures = stage.best, _scopes(stage.energy, stage.best)
     is_repeat = stage.repeat is not None
     name = RUN if is_repeat else stage.name
@@ -178,7 +188,7 @@ def run_energy(record: RunRecord, repeat: int | None = None, include_repeated: b
     own = record.totals.best if record.totals else missing(NOT_RECORDED)
     bills = [part.figure for part in parts if part.inherited]
     no_teacher = is_teacher(record)  # a teacher's own run without the teacher's work would be empty
-    students = [part for part in counted if no_teacher or not part.shared]
+    students = [part for part in counted if no_teacher or not part.is_teachers]
     others = [part.figure for part in students if part.inherited]
     apart = [part for part in parts if part not in counted]
     return RunEnergy(
@@ -191,7 +201,7 @@ def run_energy(record: RunRecord, repeat: int | None = None, include_repeated: b
         without_teacher=_method_sum(own, students),
         setup=_sum_of_kind(apart, "setup"),
         repeated=_sum_of_kind(apart, "repeated"),
-        teacher_j=sum(part.figure.energy_j or 0.0 for part in counted if part.shared),
+        teacher_j=sum(part.figure.energy_j or 0.0 for part in counted if part.is_teachers),
         unknown=tuple(dict.fromkeys(_name(record, part) for part in parts if _is_unknown(part))),
         unmetered=tuple(ancestor.name for ancestor in record.inherited if ancestor.kind == UNMETERED),
         mixed=mixes_methods(part.figure for part in counted),

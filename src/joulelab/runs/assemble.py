@@ -491,7 +491,7 @@ def _lineage(
 
 def _kind_of(name: str, stages: tuple[StageRecord, ...]) -> StageKind:
     stage = next((stage for stage in stages if stage.name == name), None)
-    return StageKind(stage.role, stage.activity) if stage else kind_by_name(name)
+    return stage.kind if stage else kind_by_name(name)
 
 
 def ancestor_energy(stages: list[StageRecord]) -> dict[str, dict[str, EnergyFigure]]:

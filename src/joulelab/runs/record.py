@@ -48,6 +48,11 @@ class StageKind(NamedTuple):
     """The stage that this one was split from."""
     repeated: bool = False
 
+    @property
+    def is_for_one_student(self) -> bool:
+        """A teacher that scores what a student writes: no other student can use it."""
+        return (self.role, self.activity) == ("teacher", "score")
+
 
 # Names of stages in records of schema version 1.
 _ROLES: dict[str, StageRole] = {"data": "data", "teacher": "teacher", "infer": "inference", "idle": "idle"}
@@ -318,6 +323,10 @@ class StageRecord(Frozen):
     def unused_gpu_w(self) -> float | None:
         """Mean power of the measured GPUs if the work of this stage did not use them."""
         return None if self.item_energy is None else self.energy.gpu.mean_power_w(self.duration_s)
+
+    @property
+    def kind(self) -> StageKind:
+        return StageKind(self.role, self.activity)
 
     @property
     def is_method_work(self) -> bool:

@@ -82,9 +82,9 @@ def _item_costs(run: ComparedRun, used: Sequence[StageRecord]) -> ServingCost | 
     return None
 
 
-# What is done with a student before its last training: earlier trainings and the scores of a reference. Validations are
-# included: if an earlier student is inherited, its bill has them in the same figure.
-_PREPARES = ("train", "validate", "score")
+# What is done with a student before its last training: earlier trainings, completions and the scores of a reference.
+# Validations are included: if an earlier student is inherited, its bill has them in the same figure.
+_PREPARES = ("train", "validate", "score", "generate")
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ class LossCurve:
     losses: tuple[float, ...]
     before_j: float
     train_j: float
+    """Completions that the student writes during it and their scores included."""
 
     @classmethod
     def of(cls, run: ComparedRun) -> LossCurve | None:
@@ -109,12 +110,13 @@ class LossCurve:
         }
         if not evaluations:
             return None
+        if start := run.record.results.get(_START_LOSS):
+            evaluations[0] = start.value
         order = sorted(evaluations)
         before_j = sum(part.figure.energy_j or 0.0 for part in _parts_before(run))
-        return cls(
-            tuple(step / steps.value for step in order), tuple(evaluations[step] for step in order), before_j,
-            stage.best.energy_j,
-        )  # fmt: skip
+        train_j = stage.best.energy_j + sum(one.best.energy_j or 0.0 for one in _during_training(run))
+        shares = tuple(step / steps.value for step in order)
+        return cls(shares, tuple(evaluations[step] for step in order), before_j, train_j)
 
     @property
     def final(self) -> float:
@@ -160,19 +162,27 @@ def _last_training(run: ComparedRun) -> tuple[StageRecord | None, StageRecord | 
     return stage, next((found for found in later if (found.role, found.activity) == ("student", "validate")), None)
 
 
+def _during_training(run: ComparedRun) -> list[StageRecord]:
+    """Completions that the student writes during its last training, and the teacher's scores of them."""
+    stage, _ = _last_training(run)
+    later = run.record.stages[stage.number :] if stage else ()
+    return [one for one in later if (one.role, one.activity) == ("student", "generate") or one.kind.is_for_one_student]
+
+
 def _parts_before(run: ComparedRun) -> list[Part]:
     """Work before the last training: the SFT student's (own or inherited) and the reference's."""
-    last = [stage.name for stage in _last_training(run) if stage]
+    last = [stage.name for stage in (*_last_training(run), *_during_training(run)) if stage]
     return [
         part
         for part in run.parts
-        if not part.shared
+        if not part.is_teachers
         and (part.inherited or part.stage not in last)
         and any(kind.role == "student" and kind.activity in _PREPARES for kind in part.kinds)
     ]
 
 
 _HELD_OUT_LOSS = "clm_loss"
+_START_LOSS = f"student.start.{_HELD_OUT_LOSS}"
 _TWO_METHODS = "either the energy spent once or the energy saved each time is measured, and the other is estimated"
 
 
@@ -249,16 +259,18 @@ def rows_with_teacher(comparison: Comparison) -> list[Row]:
 
 def had_teacher(row: Row) -> bool:
     """Whether a teacher helped it; one that was only evaluated did not."""
-    return bool(row.teacher_share) and any(teacher_parts(run) for run in row.runs)
+    helped = (part for run in row.runs for part in run.parts if part.is_teachers and not part.is_teacher_evaluation)
+    return bool(row.teacher_share) and any(helped)
 
 
 def student_parts(run: ComparedRun) -> list[Part]:
-    """Inherited ones included: a student that starts from an earlier one needed that one's training too."""
-    return [part for part in run.parts if part.is_students]
+    """Inherited ones included: a student that starts from an earlier one needed that one's training too. So is what
+    the teacher does for this student alone."""
+    return [part for part in run.parts if part.is_students or part.is_for_one_student]
 
 
 def teacher_parts(run: ComparedRun) -> list[Part]:
-    """The teacher's work for its students, without its evaluation."""
+    """The teacher's work that its students share, without its evaluation."""
     return [part for part in run.parts if part.shared and not part.is_teacher_evaluation]
 
 
@@ -309,7 +321,8 @@ def _costs_in_full(row: Row, baseline: Row, comparison: Comparison) -> StudentCo
 
 def _training_parts(run: ComparedRun) -> list[Part]:
     stage, _ = _last_training(run)
-    own = [part for part in run.parts if stage and part.stage == stage.name and not part.inherited]
+    names = [one.name for one in (stage, *_during_training(run)) if one]
+    own = [part for part in run.parts if part.stage in names and not part.inherited]
     return [*own, *_parts_before(run)]
 
 
@@ -457,7 +470,7 @@ def _makers_of_what_it_used(record: RunRecord) -> set[str]:
 
 def _beyond_the_teacher(run: ComparedRun) -> list[Part]:
     """The student's own stages and the teacher's work for it, without making the teacher."""
-    needed = [part for part in run.parts if not part.inherited or part.shared]
+    needed = [part for part in run.parts if not part.inherited or part.is_teachers]
     return [part for part in needed if not part.makes_the_teacher and not part.is_teacher_evaluation]
 
 

@@ -200,7 +200,7 @@ def _mean_sum(runs: list[ComparedRun], sums: Sequence[EnergyFigure], with_teache
     repeats = repeat_mean(*(run.record for run in one_of_each_record(runs)))
     if repeats is not None and not any(run.record.inherited for run in runs):
         return repeats.energy
-    reused = [part for part in reused_parts(runs) if with_teacher or not part.shared]
+    reused = [part for part in reused_parts(runs) if with_teacher or not part.is_teachers]
     return mean_with_reused(sums, [part.figure.half_width_j or 0.0 for part in reused])
 
 

@@ -51,7 +51,9 @@ class MethodEnergy:
 
 
 def shares_teacher(comparison: Comparison) -> bool:
-    return any(row.teacher_share for row in comparison.rows)
+    """Whether students can share anything: what a teacher does for one student alone is not shared."""
+    parts = ((part, row) for row in comparison.rows for run in row.runs for part in run.parts)
+    return any(is_divided(part, row) and part.figure.energy_j for part, row in parts)
 
 
 def student_counts(comparison: Comparison) -> tuple[int, ...]:
@@ -253,7 +255,8 @@ def _run_line(name: str, row: Row, run: ComparedRun, times: float) -> dict[str, 
 def _part_record(run: str, row: Row, part: Part) -> dict[str, Any]:
     stage, paid = _part_line(part)
     energies = {name: _short(one.energy_j) for name, one in part.by_scope.items() if one.energy_j is not None}
-    return {"run": run, "method": row.label, "stage": stage, "paid": paid, "shared": is_divided(part, row), **energies}
+    flags = {"shared": is_divided(part, row), "teachers": part.is_teachers and row.role != "teacher"}
+    return {"run": run, "method": row.label, "stage": stage, "paid": paid, **flags, **energies}
 
 
 def _method_lines(comparison: Comparison, all_of_them: Energies, times: float) -> list[dict[str, Any]]:

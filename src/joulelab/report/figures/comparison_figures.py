@@ -92,7 +92,7 @@ def _tradeoff(
     solid = alt.Legend(symbolOpacity=1)  # otherwise the legend has the opacity of the faintest layer
     runs = (
         parts_chart(factor)
-        .transform_calculate(student_energy="datum.shared ? 0 : datum.energy")
+        .transform_calculate(student_energy="datum.teachers ? 0 : datum.energy")
         .transform_aggregate(total="sum(energy)", without="sum(student_energy)", groupby=["run", "method"])
         .transform_lookup(
             "run",

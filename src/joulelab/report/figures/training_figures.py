@@ -203,8 +203,9 @@ def curve_points(record: RunRecord, folder: Path, traces: Sequence[AttemptTrace]
     """A point per line of metrics: energy so far, and every number of the line.
 
     Energy counts from the first stage that is not an idle baseline. It includes inherited energy and excludes setup,
-    repeated work and the teacher's work, which one of several seeds did for all. Runs on several hosts have no points,
-    because metrics do not state the host of their clock; neither have runs that would add estimates to measurements.
+    repeated work and the teacher's work that students share, which one of several seeds did for all. Runs on several
+    hosts have no points, because metrics do not state the host of their clock; neither have runs that would add
+    estimates to measurements.
     """
     if len({placed.host for placed in traces}) != 1 or not RunPaths(folder).metrics.exists():
         return []
@@ -243,6 +244,7 @@ class _EnergySoFar:
         stages = [stage for stage in record.stages if not stage.outside_totals]
         self._apart = [segment for stage in stages if not stage.is_method_work for segment in stage.segments]
         teaching = [stage for stage in stages if stage.is_method_work and stage.role == "teacher"]
+        teaching = [stage for stage in teaching if not stage.kind.is_for_one_student]
         self._teaching = [segment for stage in teaching for segment in stage.segments]
         self._starts: dict[int, int] = {}
         for stage in record.stages:
@@ -328,7 +330,7 @@ def quality_over_joules(comparison: Comparison, points: Sequence[Point]) -> Figu
         description=f"{title} against the energy that the run had used by then, one line per run of "
         + ", ".join(dict.fromkeys(labels[point["run"]][0] for point in shown))
         + ".",
-        caption="Energy up to that point, with inherited energy and without the teacher's work. "
+        caption="Energy up to that point, with inherited energy and without the work that students share. "
         "Compare vertically for equal energy, horizontally for equal quality.",
         height=280,
         name="quality-over-joules",
@@ -368,7 +370,7 @@ def loss_of_run(record: RunRecord, folder: Path, points: Sequence[Point]) -> Fig
         title="Loss over energy" if by_energy else "Loss over steps",
         spec=finish(chart, 240, losses=values),
         description=f"Loss of {record.label}: {values[-1]['loss']:.4g} in the last of {len(values)} points.",
-        caption="Energy up to that point, with inherited energy; a student's without the teacher's work."
+        caption="Energy up to that point, with inherited energy; a student's without the work that students share."
         if by_energy
         else "",
         height=240,

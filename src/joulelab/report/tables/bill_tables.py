@@ -353,7 +353,7 @@ def artifact_bill(bill: Bill, store: Path, students: int = 1) -> EnergyBill:
 
 
 def run_bill(record: RunRecord, students: int = 1) -> EnergyBill:
-    teachers = {stage.name for stage in record.stages if stage.role == "teacher"}
+    teachers = {stage.name for stage in record.stages if stage.role == "teacher" and not stage.kind.is_for_one_student}
     own = tuple(
         BillLine(
             key=stage.name,

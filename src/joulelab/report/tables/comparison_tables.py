@@ -233,9 +233,10 @@ def equal_energy_grid(comparison: Comparison) -> Grid | None:
     cells = [(label, *(_equal_energy_cells(one) if one else unknown)) for label, one in found.items()]
     titles = f"Method|Energy of\nboth students>|Held-out\nloss, nats>|{baseline.label},\nnats>|Difference [95 %]!"
     note = (
-        "Energy: that of the student which was done first, the SFT phase included, the teacher not. The loss of the "
-        "other one is that of its evaluations at this energy. A learning rate decays until the end, so that it would "
-        "be lower in a training of this length: `run --budget ENERGY` trains every method for the same energy."
+        "Energy: that of the student which was done first, with its SFT phase, its completions and their scores; the "
+        "teacher's work that students share is not included. The loss of the other one is that of its evaluations at "
+        "this energy. A learning rate decays until the end, so that it would be lower in a training of this length: "
+        "`run --budget ENERGY` trains every method for the same energy."
     )
     if doubt := estimate_note(row.with_teacher for row in comparison.rows):
         note += f" {doubt}"

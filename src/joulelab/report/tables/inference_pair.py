@@ -150,7 +150,7 @@ def _spent_once(student: RunRecord, made_by: RunRecord | None) -> _Spent:
     doubt = ""
     if made_by is not None:
         doubt = maker_remark(student, made_by)
-        parts = [part for part in parts_of(made_by) if not part.inherited or part.shared]
+        parts = [part for part in parts_of(made_by) if not part.inherited or part.is_teachers]
     else:
         parts = [part for part in parts_of(student) if part.inherited]
     figures = [part.figure for part in parts if not part.makes_the_teacher]
