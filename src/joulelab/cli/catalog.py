@@ -152,7 +152,7 @@ FAMILIES = (
     Family(
         "Language models of 30 M parameters, six methods",
         _ONE_GPU,
-        {"compare-small": "13 min", "compare-codecs-small": "6 min"},
+        {"compare-small": "10 min", "compare-codecs-small": "6 min"},
         ("*-small",),
     ),
     Family(
