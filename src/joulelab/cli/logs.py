@@ -98,7 +98,11 @@ def import_log(
     if one_run and runs:
         from joulelab.meter.importers.convert import merged
 
+        stated = {text for run in runs for text in run.notes}
         runs = [merged(runs, name or runs[0].name)]
+        for text in runs[0].notes:
+            if text not in stated:
+                note(text)
     known: dict[Path, Path] = {}
     if not (no_run or again):
         known = _imported_before(runs, runs_dir)

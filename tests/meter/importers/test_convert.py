@@ -77,6 +77,15 @@ def test_runs_are_merged_in_the_order_of_time_with_unique_names():
     ]
 
 
+def test_stages_at_the_same_time_are_named_because_their_energy_may_be_counted_twice():
+    first, second, later = stage("a", 10.0, 100.0), stage("b", 10.0, 107.0), stage("c", 10.0, 115.5)
+    assert merged([run_of(first), run_of(second), run_of(later)], "all").notes == (
+        "a and b overlap by 3 s: if both are of the same devices, their energy is counted twice",
+        "note",
+    )
+    assert merged([run_of(first), run_of(stage("b", 10.0))], "all").notes == ("note",)
+
+
 def test_stages_follow_each_other_from_one_second_on():
     run = run_of(stage(duration_s=2.0), stage("eval", duration_s=0.0), stage("last", duration_s=0.5))
     places = [(begin, end) for begin, end, _ in placed_stages(run)]

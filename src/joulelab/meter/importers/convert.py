@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -108,6 +109,8 @@ def _read(path: Path, lines: list[str], rule: TimeRule) -> Log:
     raise UnknownFormat(f"{path}: unknown log format; the file begins with {opening[0][:60]!r}", _SUPPORTED)
 
 
+# Stages that follow each other may overlap by the period of a log.
+_SAME_TIME_S = 2.0
 STATED_TIMES = "as stated in the file, in seconds since 1970"
 
 
@@ -228,7 +231,8 @@ def power_run(log: PowerLog, path: Path, name: str) -> RunLog:
 
 
 def merged(runs: list[RunLog], name: str) -> RunLog:
-    """Several runs as one, their stages in the order of time: a teacher's stage and its student's, for example."""
+    """Several runs as one, their stages in the order of time: a teacher's stage and its student's, for example. Notes
+    name stages at the same time, whose energy is counted twice if they are of the same devices."""
     stages = [stage for run in runs for stage in run.stages]
     if all(stage.started_s is not None for stage in stages):
         stages.sort(key=lambda stage: stage.started_s or 0.0)
@@ -244,8 +248,19 @@ def merged(runs: list[RunLog], name: str) -> RunLog:
         clock="; ".join(dict.fromkeys(run.clock for run in runs)),
         stages=tuple(unique),
         files=tuple(dict.fromkeys(path for run in runs for path in run.files)),
-        notes=tuple(dict.fromkeys(note for run in runs for note in run.notes)),
+        notes=tuple(dict.fromkeys([*_overlaps(unique), *(note for run in runs for note in run.notes)])),
     )
+
+
+def _overlaps(stages: Sequence[StageLog]) -> Iterator[str]:
+    timed = [(stage.name, stage.started_s, stage.started_s + stage.duration_s) for stage in stages if stage.started_s]
+    for (one, begin_s, end_s), (other, other_begin_s, other_end_s) in combinations(timed, 2):
+        both_s = min(end_s, other_end_s) - max(begin_s, other_begin_s)
+        if both_s > _SAME_TIME_S:
+            yield (
+                f"{one} and {other} overlap by {both_s:.0f} s: if both are of the same devices, their energy is "
+                "counted twice"
+            )
 
 
 def stated(stage: StageLog) -> StageLog:
