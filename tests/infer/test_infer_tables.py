@@ -12,7 +12,7 @@ from joulelab.report.figures.serving_figures import joules_against_latency, mode
 from joulelab.report.tables.grid import render_text, to_rich
 from joulelab.report.tables.inference_pair import models_data, models_grids, models_sentences, serving_grid
 from joulelab.report.tables.inference_rows import inference_rows, row_ratios
-from joulelab.report.tables.inference_tables import inference_grids, rows_data
+from joulelab.report.tables.inference_tables import _agreement, inference_grids, rows_data
 from joulelab.report.tables.run_tables import run_result, stages_grid, summary_grids
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import ErrorRecord
@@ -274,3 +274,12 @@ def test_the_widest_tables_fit_120_columns():
             for line in grid.rows:  # numbers and names stand in one piece
                 cells = [cell for cell, column in zip(line, grid.columns, strict=True) if column.whole]
                 assert any(all(cell in shown for cell in cells) for shown in lines), cells
+
+
+@pytest.mark.parametrize(
+    ("summed_j", "half_width_j", "text"),
+    [(101.0, 2.0, "+1.0 %, agrees"), (104.0, 2.0, "+4.0 %, differs"), (44.0, 70.0, "-56.0 %, inconclusive")],
+)
+def test_parts_agree_with_whole_responses_only_if_the_interval_could_show_a_difference(summed_j, half_width_j, text):
+    whole = SimpleNamespace(energy=SimpleNamespace(gross_j=100.0, gross_half_width_j=half_width_j))
+    assert _agreement(SimpleNamespace(summed_j=(summed_j, 0.0), whole=whole)) == text

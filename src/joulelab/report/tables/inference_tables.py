@@ -30,7 +30,7 @@ from joulelab.report.tables.inference_rows import (
 )
 from joulelab.report.tables.inference_rows import GENERATION as TRACKER
 from joulelab.report.tables.serving_tables import serving_grids
-from joulelab.report.wording import NOTHING
+from joulelab.report.wording import INCONCLUSIVE, NOTHING
 from joulelab.runs.record import RunRecord
 from joulelab.units import count_text, percent_text, plural, size_text, three_digits, with_prefix
 
@@ -201,11 +201,16 @@ def _energy_grid(rows: Sequence[GenerationRow], record: RunRecord) -> Grid:
     parts = [found for _, found in _named(rows)]
     notes = missing_notes(parts, record) or [
         "Prefill, decode and whole responses were measured separately. Sum of parts: difference of prefill + decode "
-        "to whole responses, and whether it is within the intervals."
+        "to whole responses, and whether it is within the intervals; inconclusive if these are wider than "
+        f"±{100 * _CLOSE_REL:.0f} %."
     ]
     notes += unused_gpu_notes(parts, record)
     note = " ".join([*notes, *energy_notes(parts), *ended_notes(_named(rows))])
     return make_grid("Energy of generation", titles, cells, note)
+
+
+# A difference within a wider interval shows nothing.
+_CLOSE_REL = 0.1
 
 
 def _power(energy: ItemEnergy | None) -> str:
@@ -216,9 +221,9 @@ def _agreement(row: GenerationRow) -> str:
     summed, whole = row.summed_j, row.whole.energy
     if summed is None or whole is None:
         return NOTHING
-    off = summed[0] / whole.gross_j - 1
-    within = abs(summed[0] - whole.gross_j) <= math.hypot(summed[1], whole.gross_half_width_j)
-    return f"{100 * off:+.1f} %, {'agrees' if within else 'differs'}"
+    off, half_width = summed[0] / whole.gross_j - 1, math.hypot(summed[1], whole.gross_half_width_j) / whole.gross_j
+    word = "differs" if abs(off) > half_width else "agrees" if half_width <= _CLOSE_REL else INCONCLUSIVE
+    return f"{100 * off:+.1f} %, {word}"
 
 
 Cell = Callable[[InferenceRow], str]
