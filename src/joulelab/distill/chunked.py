@@ -345,7 +345,7 @@ def label_and_kl_terms(
     if teacher_CE is not None and teacher is not None:
         teacher_CV = F.linear(teacher_CE, teacher.weight_VD, teacher.bias_V)
     kl, ce = overwrite_with_gradient(
-        student_CV, teacher_CV, targets_C, weights_C,
+        student_CV, teacher_CV, targets_C if weights.ce > 0 else None, weights_C,
         kl=weights.kl, ce=weights.ce, temperature=weights.temperature, scale=scale,
     ).sum(1)  # fmt: skip
     return torch.stack([kl, torch.zeros_like(kl), ce]), student_CV

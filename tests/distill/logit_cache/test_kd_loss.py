@@ -19,7 +19,7 @@ from joulelab.distill.logit_cache.kd_loss import (
     sparse_chunk,
     target_positions,
 )
-from joulelab.distill.losses import DIVERGENCES, response_kl_sum, token_cross_entropy_sum
+from joulelab.distill.losses import DIVERGENCES, response_kl_sum, teacher_log_softmax, token_cross_entropy_sum
 from joulelab.errors import ConfigError, JoulelabError
 
 WORDS = 40
@@ -196,40 +196,80 @@ def test_a_chunk_is_one_graph_for_the_compiler(tmp_path, teacher):
     torch.testing.assert_close(sums, expected_sums)
 
 
-def formula_of_the_kernel(student_CV, teacher_CV, targets_C, weights_C, *, kl, ce, temperature, scale):
-    """`vocabulary_kernel.overwrite_with_gradient` without a teacher."""
-    assert teacher_CV is None and kl == 0
-    trained_C = targets_C >= 0
-    log_CV, ids_C1 = student_CV.float().log_softmax(-1), targets_C.clamp(min=0)[:, None]
+def formula_of_the_kernel(
+    student_CV,
+    teacher_CV,
+    targets_C,
+    weights_C,
+    *,
+    kl,
+    ce,
+    temperature,
+    scale,
+    divergence="forward",
+    beta=0.5,
+    shared=None,
+):
+    """`vocabulary_kernel.overwrite_with_gradient`."""
+    trained_C, logits_CV = targets_C >= 0, student_CV.float()
+    log_CV, ids_C1 = logits_CV.log_softmax(-1), targets_C.clamp(min=0)[:, None]
     entropy_C = torch.where(trained_C, -log_CV.gather(1, ids_C1)[:, 0], 0.0)
-    gradient_CV = log_CV.exp().scatter_add(1, ids_C1, torch.full(ids_C1.shape, -1.0))
-    student_CV.copy_(ce * scale * trained_C[:, None] * gradient_CV)
-    return torch.stack([torch.zeros_like(entropy_C), entropy_C])
+    gradient_CV = log_CV.exp().scatter_add(1, ids_C1, torch.full(ids_C1.shape, -1.0, device=log_CV.device))
+    gradient_CV = ce * trained_C[:, None] * gradient_CV
+    divergence_C = torch.zeros_like(entropy_C)
+    if teacher_CV is not None:
+        more = (beta,) if divergence == "jsd" else ()
+        student_log_CW = (logits_CV[:, :shared] / temperature).log_softmax(-1)
+        teacher_log_CW = teacher_log_softmax(teacher_CV[:, :shared], temperature)
+        divergence_C, slope_CW = DIVERGENCES[divergence](student_log_CW, teacher_log_CW, *more)
+        divergence_C = temperature**2 * weights_C * divergence_C
+        gradient_CV[:, :shared] += kl * temperature * weights_C[:, None] * slope_CW
+    student_CV.copy_(scale * gradient_CV)
+    return torch.stack([divergence_C, entropy_C])
 
 
-def gradients_by(tmp_path, codec, mode, dtype, device="cpu"):
-    """Loss, its parts and gradients, with four labels that are not trained."""
+def gradients_by(tmp_path, targets, mode, dtype, device="cpu", divergence="forward", temperature=1.0, alpha=0.3):
+    """Loss, its parts and gradients, with four labels that are not trained, and a head of two padded rows for a teacher
+    that does not list tokens."""
     hidden, head, labels = rows(positions=30)
     labels[0, 4:8] = -100
-    logits = (torch.randn(30, 8) @ head.T)[labels[0, 1:] != -100]
-    targets = cached(tmp_path / f"{codec}-{mode}", make_manifest(codec, vocabulary=WORDS), logits).to(device)
+    at = labels[0, 1:] != -100
+    if targets == "dense":
+        given = dense(torch.randn(30, 8)[at].to(device), torch.randn(WORDS, 8).to(device), WORDS - 2)
+        labels = labels.clamp(max=WORDS - 3)
+    else:
+        logits = (torch.randn(30, 8) @ head.T)[at]
+        given = cached(tmp_path / f"{targets}-{mode}", make_manifest(targets, vocabulary=WORDS), logits).to(device)
     leaves = [tensor.to(device).requires_grad_() for tensor in (hidden, head)]
+    loss = KdLoss(alpha, temperature, divergence, chunk=16, compile_mode=mode)
     with torch.autocast(device, dtype=dtype):
-        sums = KdLoss(0.3, chunk=16, compile_mode=mode)(*leaves, targets, labels.to(device))
+        sums = loss(*leaves, given, labels.to(device))
     return (sums.loss, sums.ce, sums.kl), torch.autograd.grad(sums.loss, leaves)
 
 
-@pytest.mark.parametrize("codec", ["rs50", "topk5-gold", "topk5-renorm"])
+DENSE = [
+    ("dense", divergence, temperature) for divergence in ("forward", "reverse", "jsd") for temperature in (1.0, 2.0)
+]
+SPARSE = [(codec, "forward", 1.0) for codec in ("rs50", "topk5-gold", "topk5-renorm")]
+
+
+@pytest.mark.parametrize(("targets", "divergence", "temperature"), [*SPARSE, *DENSE])
 @pytest.mark.parametrize("mode", ["off", "default"])
-def test_sparse_targets_by_the_kernel_of_the_cross_entropy(tmp_path, monkeypatch, codec, mode):
-    kernel = types.SimpleNamespace(overwrite_with_gradient=formula_of_the_kernel)
-    monkeypatch.setitem(sys.modules, "joulelab.distill.vocabulary_kernel", kernel)
-    monkeypatch.setattr("joulelab.distill.logit_cache.kd_loss.compiled", lambda function, mode: function)
-    expected, gradients = gradients_by(tmp_path, codec, mode, torch.bfloat16)
-    monkeypatch.setattr("joulelab.distill.logit_cache.kd_loss.takes_kernel", lambda device, dtype: True)
+@pytest.mark.parametrize("alpha", [0.3, 0.0])
+def test_the_kernel_of_the_cross_entropy_serves_every_teacher(
+    tmp_path, monkeypatch, targets, divergence, temperature, mode, alpha
+):
+    """With the formula in place of the kernel, which needs a GPU."""
     called = []
-    kernel.overwrite_with_gradient = lambda *a, **more: called.append(1) or formula_of_the_kernel(*a, **more)
-    own, own_gradients = gradients_by(tmp_path / "kernel", codec, mode, torch.bfloat16)
+    kernel = lambda *a, **more: called.append(1) or formula_of_the_kernel(*a, **more)  # noqa: E731
+    module = types.SimpleNamespace(overwrite_with_gradient=kernel)
+    monkeypatch.setitem(sys.modules, "joulelab.distill.vocabulary_kernel", module)
+    monkeypatch.setattr("joulelab.distill.logit_cache.kd_loss.compiled", lambda function, mode: function)
+    asked = (targets, mode, torch.bfloat16, "cpu", divergence, temperature, alpha)
+    expected, gradients = gradients_by(tmp_path, *asked)
+    assert not called
+    monkeypatch.setattr("joulelab.distill.logit_cache.kd_loss.takes_kernel", lambda device, dtype: True)
+    own, own_gradients = gradients_by(tmp_path / "kernel", *asked)
     assert len(called) == 2
     torch.testing.assert_close(own, expected)
     torch.testing.assert_close(own_gradients, gradients, rtol=0.02, atol=1e-3)
@@ -247,13 +287,14 @@ def test_the_kernel_is_not_for_ghost_classes_and_padded_heads(tmp_path, monkeypa
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("codec", ["rs50", "topk5-gold", "topk5-renorm"])
+@pytest.mark.parametrize(("targets", "divergence", "temperature"), [*SPARSE, *DENSE])
 @pytest.mark.parametrize("mode", ["off", "default"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sparse_targets_by_the_kernel_on_a_gpu(tmp_path, monkeypatch, codec, mode, dtype):
-    own, own_gradients = gradients_by(tmp_path / "kernel", codec, mode, dtype, "cuda")
+def test_every_teacher_by_the_kernel_on_a_gpu(tmp_path, monkeypatch, targets, divergence, temperature, mode, dtype):
+    asked = (targets, mode, dtype, "cuda", divergence, temperature)
+    own, own_gradients = gradients_by(tmp_path / "kernel", *asked)
     monkeypatch.setattr("joulelab.distill.logit_cache.kd_loss.takes_kernel", lambda device, dtype: False)
-    expected, gradients = gradients_by(tmp_path, codec, mode, dtype, "cuda")
+    expected, gradients = gradients_by(tmp_path, *asked)
     torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-3)
     for one, other in zip(own_gradients, gradients, strict=True):
         assert float((one - other).norm() / other.norm()) < 0.01

@@ -32,10 +32,8 @@ from joulelab.distill.chunked import (
     ChunkedJob,
     ChunkTerms,
     Projection,
-    TermWeights,
     chunked_loss,
     compiled,
-    label_and_kl_terms,
     matmul_dtype,
     padded_projection,
     takes_kernel,
@@ -544,21 +542,34 @@ class KdLoss:
 
             return scored
 
-        if decoded is None and takes_kernel(labels_N.device, dtype):
-            only_ce = TermWeights(ce=self.weights.ce)
-
-            def by_kernel(rows: slice, place: Any, student_CD: Tensor, student: Projection, scale: float) -> Any:
-                ids_C = labels_N[rows]
-                sums, grad_CV = label_and_kl_terms(student_CD, student, None, None, ids_C, ids_C, only_ce, scale)
-                return sums.flip(0)[:2], grad_CV  # CE, and 0 for the divergence
-
-            return by_kernel
-
+        if takes_kernel(labels_N.device, dtype):
+            return self._dense_by_kernel(decoded, labels_N, dtype)
         cast = None if decoded is None else replace(decoded, hidden_NE=decoded.hidden_NE.to(dtype))
 
         def dense(rows: slice, place: Any, student_CD: Tensor, student: Projection, scale: float) -> Any:
             labels, teacher = self._labels(labels_N, rows), None if cast is None else cast.rows(rows)
             return self._dense(student_CD, student, labels, teacher, self.divergence, self.weights, scale)
+
+        return dense
+
+    def _dense_by_kernel(self, targets: DenseTargets | None, labels_N: Tensor, dtype: torch.dtype) -> ChunkTerms:
+        from joulelab.distill.vocabulary_kernel import overwrite_with_gradient
+
+        weights, divergence = self.weights, self.divergence
+        cast = None if targets is None else replace(targets, hidden_NE=targets.hidden_NE.to(dtype))
+
+        def dense(rows: slice, place: Any, student_CD: Tensor, student: Projection, scale: float) -> Any:
+            teacher_CV, shared, ids_C = None, None, labels_N[rows]
+            if cast is not None:
+                chunk = cast.rows(rows)
+                shared = chunk.vocabulary
+                teacher_CV = F.linear(chunk.hidden_CE, chunk.projection.weight_VD, chunk.projection.bias_V)
+            logits_CV = F.linear(student_CD, student.weight_VD, student.bias_V)
+            kl, ce = overwrite_with_gradient(
+                logits_CV, teacher_CV, ids_C, (ids_C != NO_TARGET).float(), kl=weights.kl, ce=weights.ce,
+                temperature=weights.temperature, scale=scale, divergence=divergence, beta=weights.beta, shared=shared,
+            ).sum(1)  # fmt: skip
+            return torch.stack([ce, kl]), logits_CV
 
         return dense
 
