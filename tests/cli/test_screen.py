@@ -160,6 +160,14 @@ def test_stages_that_do_not_fit_are_named_with_their_energy(capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "-v: 22 more rows"
 
 
+def test_a_sum_stays_when_rows_above_it_are_cut(capsys):
+    rows = [*((f"stage.{number}", f"{number} J") for number in range(30)), ("sum", "435 J")]
+    print_answer("r: 435 J", [make_grid("Energy by source", "What!|Energy>", rows)], ["remark"] * 3)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["sum", "435", "J"] for line in lines) and " stage.0 " in "".join(lines)
+    assert "more rows" in lines[-1] and len(lines) <= SCREEN_LINES
+
+
 def test_a_message_is_reported_once_and_a_group_states_warnings_only(capsys):
     with PlainProgress() as progress:
         for _ in range(2):

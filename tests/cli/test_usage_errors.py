@@ -111,6 +111,7 @@ def test_a_grade_that_does_not_exist_is_refused(tmp_path):
         (["new", "compare", "a.yaml", "--data", "x", "--seeds", "0"], "than or equal to 1, found 0", "--help"),
         (["runs", "--runs-dir"], "Option '--runs-dir' requires an argument", "--help"),
         (["rnu"], "No such command 'rnu'. Did you mean 'run'?", "`joulelab --help`"),
+        (["kd-tiny", "--dry-run"], "No such command 'kd-tiny'", "kd-tiny is an experiment: joulelab run kd-tiny"),
         (["prepare", "binarise"], "No such command 'binarise'", "`joulelab prepare --help`"),
         (["runs", "a"], "Got unexpected extra argument", "`joulelab runs --help`"),
     ],

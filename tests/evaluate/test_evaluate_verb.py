@@ -133,6 +133,13 @@ def test_mistakes_are_refused_before_anything_starts(models, joulelab, tmp_path,
     assert not (tmp_path / "store").exists()
 
 
+def test_a_folder_without_a_model_is_refused_before_anything_starts(joulelab, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, _, err = joulelab("evaluate", tmp_path / "empty", "--data", "sample:reviews", "--runs-dir", tmp_path / "runs")
+    assert code != 0 and "has neither config.json nor a .gguf file" in err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_quantized_model_is_evaluated(models, joulelab, tmp_path):
     pytest.importorskip("bitsandbytes")
     tokenizer = make_tokenizer()

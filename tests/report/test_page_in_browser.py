@@ -278,7 +278,7 @@ def test_every_state_of_the_controls_shows_what_the_report_computed(browser, mad
       return Object.fromEntries([...document.querySelectorAll('#overview tbody tr')].map(row => [row.dataset.method,
         ['energy', 'ratio'].map(name => row.querySelector('[data-selected=' + name + ']').textContent)]));
     }"""
-    for scope in ("policy", "gpu", "all"):
+    for scope in ("policy", "gpu"):
         for students in STUDENTS:
             wanted = {
                 label: [labeled_text(one.mean, one.mixed), ratio_cell(one.ratio)]

@@ -58,6 +58,11 @@ def test_a_long_counter_window_with_a_steady_baseline_and_no_one_else_is_an_a():
     ("fields", "name", "expected"),
     [
         ({"figure": counter(method="integrated")}, "source", "B"),
+        ({"imported": "a log"}, "imported", "B"),
+        ({"imported": "a log", "figure": counter(method="integrated"), "refresh_s": 0.1}, "imported", "B"),
+        ({"imported": "a log", "figure": counter(method="integrated"), "refresh_s": 1.0}, "imported", "C"),
+        ({"imported": "a log", "refresh_s": 1.0}, "imported", "B"),
+        ({"imported": "a log", "stated": True}, "imported", "C"),
         ({"figure": counter(method="estimated")}, "source", "C"),
         ({"figure": missing("no sensor")}, "source", "C"),
         ({"figure": counter(method="estimated", sources=("codecarbon",))}, "source", "C"),

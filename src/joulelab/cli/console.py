@@ -31,6 +31,7 @@ PIPE_WIDTH = 140
 SCREEN_LINES = 28
 # A table cut to fewer rows than this is left out of a screen.
 FEWEST_ROWS = 2
+_SUM = "sum"
 # The first table is the answer: a comparison of a few methods is never cut, also where rows are wrapped.
 FEWEST_MAIN_ROWS = 8
 # Hidden rows that are named.
@@ -115,7 +116,7 @@ def _print_cut(console: Console, grids: Sequence[Grid], room: int, newest_last: 
         fewest = FEWEST_ROWS if number else FEWEST_MAIN_ROWS
         while height > room and len(shown.rows) > fewest:
             keep = max(fewest, len(shown.rows) - max(1, (height - room) // 2))
-            shown = replace(shown, rows=shown.rows[-keep:] if newest_last else shown.rows[:keep])
+            shown = replace(grid, rows=grid.rows[-keep:] if newest_last else _first_rows(grid, keep))
             height = _height(console, to_rich(shown))
         if height > room and number:
             left_out.append(f"table {grid.caption!r}" if grid.caption else "another table")
@@ -124,8 +125,15 @@ def _print_cut(console: Console, grids: Sequence[Grid], room: int, newest_last: 
         room -= height
         if len(shown.rows) < len(grid.rows):
             hidden = len(grid.rows) - len(shown.rows)
-            left_out.append(plural(hidden, "older row") if newest_last else _hidden_rows(grid, grid.rows[-hidden:]))
+            missing = [row for row in grid.rows if row not in shown.rows]
+            left_out.append(plural(hidden, "older row") if newest_last else _hidden_rows(grid, missing))
     return ", ".join(left_out)
+
+
+def _first_rows(grid: Grid, count: int) -> tuple[tuple[str, ...], ...]:
+    """A last row with the sum stays."""
+    last = grid.rows[-1:] if grid.rows[-1][0].startswith(_SUM) else ()
+    return (*grid.rows[: count - len(last)], *last)
 
 
 def _hidden_rows(grid: Grid, rows: Sequence[Sequence[str]]) -> str:

@@ -238,6 +238,11 @@ def usage_error(error: Any) -> UsageError:
         guess = nearest(option, known)
         return UsageError(f"{command} has no option {option}" + (f"; did you mean {guess}?" if guess else ""), hint)
     if parameter is None:
+        if listed == "commands":
+            from joulelab.runs.spec import experiment_names
+
+            named = next((name for name in experiment_names() if f"'{name}'" in error.message), None)
+            hint = f"{named} is an experiment: joulelab run {named}" if named else hint
         return UsageError(error.message.rstrip("."), hint)
     name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar or parameter.name
     if not error.message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -10,7 +11,7 @@ from pydantic import Field, model_validator
 
 from joulelab import lookup
 from joulelab.data import sources
-from joulelab.errors import ConfigError
+from joulelab.errors import ConfigError, NotFoundError
 from joulelab.runs import environment
 from joulelab.runs.spec import RunSpec
 from joulelab.zoo.quantization import Quantization, is_quantized, quantization_packages, require_quantization
@@ -89,9 +90,9 @@ class EvaluateSpec(RunSpec):
         return self
 
     def checks(self) -> Iterator[Callable[[], object]]:
-        yield lambda: sources.parse(self.model)
+        yield partial(_require_model, self.model)
         if self.judge and not self.judge_server:
-            yield lambda: sources.parse(self.judge)
+            yield partial(_require_model, self.judge)
         yield self._check_files
         if is_quantized(self.precision):
             yield lambda: require_quantization(self.precision, environment.uses_gpu(self.device))
@@ -108,3 +109,17 @@ class EvaluateSpec(RunSpec):
         optional = {"lm_eval": bool(self.tasks), "math_verify": self.grader == "math-verify"}
         wanted = [name for name, used in optional.items() if used] + quantization_packages(self.precision)
         lookup.require_packages("this run", "torch", "transformers", *wanted)
+
+
+def _require_model(name: str) -> None:
+    folder = sources.parse(name).path
+    if (
+        folder is not None
+        and folder.is_dir()
+        and not any(folder.glob("*.gguf"))
+        and not (folder / "config.json").exists()
+    ):
+        raise NotFoundError(
+            f"{folder} has neither config.json nor a .gguf file",
+            "pass a model folder in Hugging Face format, or a GGUF file",
+        )

@@ -50,7 +50,8 @@ class StageKind(NamedTuple):
 
     @property
     def is_for_one_student(self) -> bool:
-        """A teacher that scores what a student writes: no other student can use it."""
+        """A teacher's work that no other student can use: it scores what one student writes, or is that student's own
+        start (self-distillation)."""
         return (self.role, self.activity) == ("teacher", "score")
 
 

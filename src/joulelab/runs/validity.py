@@ -43,6 +43,9 @@ SHORT_WINDOW_REFRESHES = 10
 GOOD_INTERVAL_REL, FAIR_INTERVAL_REL = 0.03, 0.10
 GOOD_COVERAGE, FAIR_COVERAGE = 0.98, 0.90
 # Counter and 20 ms samples of an H200 agree within 1 % on steady loads.
+# Power that is polled less often misses changes: on an H200 it was off by up to 6 % (average power) and 72 % (instant
+# power) at one reading per second (docs/results.md).
+SLOW_POLLING_S = 0.5
 GOOD_AGREEMENT_REL, FAIR_AGREEMENT_REL = 0.03, 0.10
 GOOD_SPREAD_REL, FAIR_SPREAD_REL = 0.03, 0.10
 # A GPU that throttles for a moment at start-up does not make a throttled run.
@@ -224,7 +227,12 @@ def check_imported(evidence: Evidence) -> Answer | None:
     if not evidence.imported:
         return None
     if evidence.stated:
-        return "C", f"imported total ({evidence.imported}): its readings are not in the file, its interval is unknown"
+        return "C", f"imported total ({evidence.imported}) without readings: its interval is unknown"
+    if evidence.figure.method == "integrated" and (evidence.refresh_s or 0.0) > SLOW_POLLING_S:
+        return "C", (
+            f"imported readings ({evidence.imported}), one every {evidence.refresh_s:.3g} s: changes in between are in "
+            "neither the energy nor its interval"
+        )
     return "B", f"imported readings ({evidence.imported}): not recorded by this meter"
 
 

@@ -96,16 +96,18 @@ def test_the_six_runs_are_compared_with_their_break_even(finished):
     losses = {name: LossCurve.of(comparison.row(name).runs[0]).final for name in ("sft", "kd")}
     worse = max(losses, key=losses.get)
     charged = {"sft": found.base_j[0], "kd": found.own_j[0]}
-    whole = {name: finished[name][0].stage("student.train").best.energy_j for name in charged}
+    stages = ("student.train", "student.validate")
+    whole = {name: sum(finished[name][0].stage(one).best.energy_j for one in stages) for name in charged}
     assert found.loss == losses[worse]
     assert charged[worse] == pytest.approx(whole[worse])  # the worse one needed all of it, the other one less
     better = min(losses, key=losses.get)
     assert charged[better] < whole[better]
     start = LossCurve.of(comparison.row("self").runs[0])
     paid = {ancestor.name: ancestor for ancestor in finished["self"][0].inherited}["sft-student"]
+    own_logits_j = finished["self"][0].stage("teacher.logits").best.energy_j
     assert start.before_j == pytest.approx(
-        (paid.work or paid.energy)["cpu_estimate"].energy_j
+        (paid.work or paid.energy)["cpu_estimate"].energy_j + own_logits_j
     )  # setup is in no comparison
     own = [finished["dpo"][0].stage(f"student.{name}").best.energy_j for name in ("sft", "sft-validate", "reference")]
     assert LossCurve.of(comparison.row("dpo").runs[0]).before_j == pytest.approx(sum(own))
-    assert start.before_j == pytest.approx(sum(own[:2]))
+    assert start.before_j == pytest.approx(sum(own[:2]) + own_logits_j)

@@ -102,7 +102,7 @@ def test_a_student_that_spent_the_energy_before_its_first_evaluation_has_no_loss
     for run in costly:
         RunPaths(run.folder).metrics.write_text('{"stage": "student.validate", "step": 100, "held_out_loss": 6.8}\n')
     rows = {row[0]: row[1:] for row in equal_energy_grid(comparison).rows}
-    assert rows["KD"] == ("not yet evaluated", "-", "-", "-")
+    assert rows["KD"] == ("not trained by then", "-", "-", "-")
 
 
 def test_the_short_verdict_names_the_break_even_before_the_pareto_front(comparison) -> None:

@@ -79,7 +79,7 @@ def test_a_loss_curve_is_read_from_the_last_training_under_any_name(made, tmp_pa
     (run,) = compared_runs(record, tmp_path, None)
     curve = LossCurve.of(run)
     assert (curve.shares, curve.losses) == ((0.5, 1.0), (3.0, 2.0))
-    assert (curve.before_j, curve.train_j) == (stages[0].best.energy_j + stages[1].best.energy_j, 7.0)
+    assert (curve.before_j, curve.train_j) == (stages[0].best.energy_j + stages[1].best.energy_j, 7.0 + 2.0)
 
 
 def test_a_zoo_training_under_any_name_has_its_table(made) -> None:

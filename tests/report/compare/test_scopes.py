@@ -59,7 +59,7 @@ def test_a_smaller_share_has_a_smaller_interval(comparison) -> None:
 
 def test_views_have_every_state_of_the_controls_and_no_other_scope(comparison, made, tmp_path: Path) -> None:
     views = page_views(comparison, all_energies(comparison))
-    assert set(views["by_scope"]) == {"policy", "gpu", "all"} and "1.2" in views["by_pue"]
+    assert set(views["by_scope"]) == {"policy", "gpu"} and "1.2" in views["by_pue"]
     for by_students in (*views["by_scope"].values(), *views["by_pue"].values()):
         assert list(by_students) == [str(count) for count in STUDENTS]
     policy, building = views["by_scope"]["policy"]["5"]["response KD"], views["by_pue"]["1.5"]["5"]["response KD"]
@@ -68,6 +68,19 @@ def test_views_have_every_state_of_the_controls_and_no_other_scope(comparison, m
     other = compare(made.group_of(estimated), estimated, tmp_path)
     assert [one["scope"] for one in scope_choices(other) if one["why_not"]] == ["gpu", "all"]
     assert set(page_views(other, all_energies(other))["by_scope"]) == {"policy"}
+
+
+def test_all_components_can_be_chosen_only_if_a_cpu_or_memory_was_measured(comparison, made, tmp_path: Path) -> None:
+    """Otherwise they would look like the GPU alone, with a missing sensor as 0."""
+    (without,) = [one for one in scope_choices(comparison) if one["scope"] == "all"]
+    assert without["why_not"] == "neither CPU nor memory was measured in these runs"
+    records = []
+    for record in made.demo_records(True):
+        energies = [stage.energy.model_copy(update={"cpu": stage.energy.gpu}) for stage in record.stages]
+        stages = [s.model_copy(update={"energy": energy}) for s, energy in zip(record.stages, energies, strict=True)]
+        records.append(record.model_copy(update={"stages": tuple(stages)}))
+    other = compare(made.group_of(records), records, tmp_path)
+    assert not [one for one in scope_choices(other) if one["scope"] == "all" and one["why_not"]]
 
 
 def test_figures_read_means_intervals_and_front_from_the_same_numbers(comparison) -> None:

@@ -111,6 +111,7 @@ def _read(path: Path, lines: list[str], rule: TimeRule) -> Log:
 
 # Stages that follow each other may overlap by the period of a log.
 _SAME_TIME_S = 2.0
+_POWER_STAGE = "log"
 STATED_TIMES = "as stated in the file, in seconds since 1970"
 
 
@@ -220,7 +221,7 @@ def power_run(log: PowerLog, path: Path, name: str) -> RunLog:
     """A power log as a run with one stage, which lasts from its first reading to its last."""
     ends = [float(device.times_s[-1]) for device in log.devices]
     stage = StageLog(
-        name="log",
+        name=_POWER_STAGE,
         role="student",
         activity="run",
         duration_s=max(ends, default=log.first_s) - log.first_s,
@@ -233,7 +234,11 @@ def power_run(log: PowerLog, path: Path, name: str) -> RunLog:
 def merged(runs: list[RunLog], name: str) -> RunLog:
     """Several runs as one, their stages in the order of time: a teacher's stage and its student's, for example. Notes
     name stages at the same time, whose energy is counted twice if they are of the same devices."""
-    stages = [stage for run in runs for stage in run.stages]
+    # The stage of a power log has no name of its own.
+    named = {run.name: run.stages[0] for run in runs if [stage.name for stage in run.stages] == [_POWER_STAGE]}
+    stages = [
+        replace(stage, name=run.name) if named.get(run.name) is stage else stage for run in runs for stage in run.stages
+    ]
     if all(stage.started_s is not None for stage in stages):
         stages.sort(key=lambda stage: stage.started_s or 0.0)
     seen: dict[str, int] = {}

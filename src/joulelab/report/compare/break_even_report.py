@@ -95,7 +95,7 @@ class LossCurve:
     losses: tuple[float, ...]
     before_j: float
     train_j: float
-    """Completions that the student writes during it and their scores included."""
+    """Validations, completions that the student writes during it and their scores included."""
 
     @classmethod
     def of(cls, run: ComparedRun) -> LossCurve | None:
@@ -163,10 +163,11 @@ def _last_training(run: ComparedRun) -> tuple[StageRecord | None, StageRecord | 
 
 
 def _during_training(run: ComparedRun) -> list[StageRecord]:
-    """Completions that the student writes during its last training, and the teacher's scores of them."""
-    stage, _ = _last_training(run)
+    """What accompanies the student's last training: validations, and on-policy completions and their scores."""
+    stage, validation = _last_training(run)
     later = run.record.stages[stage.number :] if stage else ()
-    return [one for one in later if (one.role, one.activity) == ("student", "generate") or one.kind.is_for_one_student]
+    on_policy = (("student", "generate"), ("teacher", "score"))
+    return [one for one in later if one is validation or (one.role, one.activity) in on_policy]
 
 
 def _parts_before(run: ComparedRun) -> list[Part]:
@@ -175,9 +176,8 @@ def _parts_before(run: ComparedRun) -> list[Part]:
     return [
         part
         for part in run.parts
-        if not part.is_teachers
-        and (part.inherited or part.stage not in last)
-        and any(kind.role == "student" and kind.activity in _PREPARES for kind in part.kinds)
+        if (part.inherited or part.stage not in last)
+        and (part.is_for_one_student or (part.is_students and any(one.activity in _PREPARES for one in part.kinds)))
     ]
 
 

@@ -76,9 +76,18 @@ def scope_choices(comparison: Comparison) -> list[dict[str, Any]]:
     known = [part for row in comparison.rows for run in row.runs for part in _known_parts(run)]
     choices = []
     for scope, title in SCOPES.items():
-        empty = scope in _NO_SENSOR and any(part.by_scope[scope].energy_j is None for part in known)
-        choices.append({"scope": scope, "title": title, "why_not": _NO_SENSOR[scope] if empty else ""})
+        why_not = ""
+        if scope in _NO_SENSOR and any(part.by_scope[scope].energy_j is None for part in known):
+            why_not = _NO_SENSOR[scope]
+        elif scope == "all" and not _measures_cpu(comparison):
+            why_not = "neither CPU nor memory was measured in these runs"
+        choices.append({"scope": scope, "title": title, "why_not": why_not})
     return choices
+
+
+def _measures_cpu(comparison: Comparison) -> bool:
+    stages = (stage for record in comparison.records for stage in record.stages)
+    return any(figure.energy_j is not None for stage in stages for figure in (stage.energy.cpu, stage.energy.dram))
 
 
 def _summed_scopes(comparison: Comparison) -> list[str]:

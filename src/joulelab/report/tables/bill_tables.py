@@ -218,7 +218,8 @@ def tree_grid(bill: EnergyBill) -> Grid:
     """Ancestors below what used them; repeated ones are listed without their energy."""
     by_key = {line.key: line for line in bill.inherited}
     met: set[str] = set()
-    rows = [_row(bill, line, "", "own") for line in bill.own]
+    shares = bill.students > 1 and bill.has_teacher
+    rows = [_row(bill, line, "", "own, shared" if shares and line.shared else "own") for line in bill.own]
 
     def add(key: str, depth: int) -> None:
         line = by_key.get(key)

@@ -229,7 +229,7 @@ def equal_energy_grid(comparison: Comparison) -> Grid | None:
     found = {row.label: at_equal_energy(row, baseline, comparison) for row in comparison.methods}
     if not any(found.values()):
         return None
-    unknown = ("not yet evaluated", *(NOTHING,) * 3)
+    unknown = ("not trained by then", *(NOTHING,) * 3)
     cells = [(label, *(_equal_energy_cells(one) if one else unknown)) for label, one in found.items()]
     titles = f"Method|Energy of\nboth students>|Held-out\nloss, nats>|{baseline.label},\nnats>|Difference [95 %]!"
     note = (

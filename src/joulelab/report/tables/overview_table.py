@@ -127,6 +127,8 @@ def _models(run: ComparedRun) -> str:
         return teacher or NOTHING
     if not run.joules.teacher_j:
         teacher = ""
+    elif spec.get("pipeline") == "self":
+        teacher = "its SFT student"
     name = student or _model_name(spec.get("model")) or NOTHING
     return f"{teacher} → {name}" if teacher and student else teacher or name
 
