@@ -125,15 +125,20 @@ def _print_cut(console: Console, grids: Sequence[Grid], room: int, newest_last: 
         room -= height
         if len(shown.rows) < len(grid.rows):
             hidden = len(grid.rows) - len(shown.rows)
-            missing = [row for row in grid.rows if row not in shown.rows]
+            end = len(grid.rows) - _has_sum(grid)
+            missing = grid.rows[end - hidden : end]
             left_out.append(plural(hidden, "older row") if newest_last else _hidden_rows(grid, missing))
     return ", ".join(left_out)
 
 
 def _first_rows(grid: Grid, count: int) -> tuple[tuple[str, ...], ...]:
-    """A last row with the sum stays."""
-    last = grid.rows[-1:] if grid.rows[-1][0].startswith(_SUM) else ()
-    return (*grid.rows[: count - len(last)], *last)
+    """A sum in the last row stays."""
+    last = _has_sum(grid)
+    return (*grid.rows[: count - last], *grid.rows[len(grid.rows) - last :])
+
+
+def _has_sum(grid: Grid) -> bool:
+    return grid.rows[-1][0].startswith(_SUM)
 
 
 def _hidden_rows(grid: Grid, rows: Sequence[Sequence[str]]) -> str:

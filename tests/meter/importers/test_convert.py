@@ -80,7 +80,8 @@ def test_runs_are_merged_in_the_order_of_time_with_unique_names():
 def test_merged_power_logs_have_the_names_of_their_files():
     logs = [power_run(log_of(device(power_watts=[5.0] * 3)), Path(f"{name}.csv"), name) for name in ("a", "b")]
     assert [one.name for one in merged(logs, "both").stages] == ["a", "b"]
-    assert [one.name for one in merged([logs[0], logs[0]], "both").stages] == ["a", "a-2"]
+    again = power_run(log_of(device(power_watts=[7.0] * 3)), Path("other/a.csv"), "a")
+    assert [one.name for one in merged([logs[0], again], "both").stages] == ["a", "a-2"]
 
 
 def test_stages_at_the_same_time_are_named_because_their_energy_may_be_counted_twice():

@@ -93,8 +93,8 @@ def test_losses_at_equal_energy(comparison) -> None:
     assert rows["KD"][:3] == ("120 J", "6.857", "7.000") and rows["KD"][3].startswith("-0.143 [")
     assert rows["synthetic SFT"][:3] == ("110 J", "8.000", "7.067")
     kd = comparison_data(comparison)["equal_energy"][0]
-    assert (kd["method"], kd["against"]) == ("KD", "labels only") and len(kd["own"]) == len(kd["energies_j"]) == 3
-    assert kd["own"][0] == pytest.approx(6.9 - 0.1 * (120 - 105) / 35)
+    assert (kd["method"], kd["against"]) == ("KD", "labels only") and len(kd["losses"]) == len(kd["energies_j"]) == 3
+    assert kd["losses"][0] == pytest.approx(6.9 - 0.1 * (120 - 105) / 35)
 
 
 def test_a_student_that_spent_the_energy_before_its_first_evaluation_has_no_loss_there(comparison) -> None:

@@ -80,9 +80,9 @@ def test_break_even_charges_text_and_scores_to_every_student(comparison) -> None
 
 def test_the_loss_at_equal_energy_begins_at_the_start_of_the_method(comparison) -> None:
     found = at_equal_energy(comparison.row("on-policy"), comparison.row("SFT"), comparison)
-    assert found.energies_j == pytest.approx((121.0, 122.0, 123.0)) and found.base == (7.0, 7.0, 7.0)
-    assert found.own[0] == pytest.approx(7.6 - 0.4 * (121 / 161 - 0.5) / 0.5)
+    assert found.energies_j == pytest.approx((121.0, 122.0, 123.0)) and found.baseline_losses == (7.0, 7.0, 7.0)
+    assert found.losses[0] == pytest.approx(7.6 - 0.4 * (121 / 161 - 0.5) / 0.5)
     for run in comparison.row("on-policy").runs:
         RunPaths(run.folder).metrics.write_text('{"stage": "student.validate", "step": 100, "held_out_loss": 7.2}\n')
     found = at_equal_energy(comparison.row("on-policy"), comparison.row("SFT"), comparison)
-    assert found.own[0] == pytest.approx(8.4 - 1.2 * 121 / 161)
+    assert found.losses[0] == pytest.approx(8.4 - 1.2 * 121 / 161)

@@ -62,7 +62,7 @@ from joulelab.runs.phases import ALL, PART, Shard
 
 LOGITS_STAGE = StageSpec("teacher.logits", "teacher", "cache")
 # The teacher of self-distillation is the student's own start, so its logits serve no other student.
-OWN_LOGITS_STAGE = StageSpec("teacher.logits", "teacher", "score")
+SELF_LOGITS_STAGE = StageSpec("teacher.logits", "teacher", "score")
 ANSWERS, REPORT = "answers.jsonl", "report.json"
 # Texts in one call of the tokenizer.
 _ROWS_AT_ONCE = 1024
@@ -149,7 +149,7 @@ def _cache_work(context: CausalContext, data: Artifact, teacher: TeacherSource) 
         "row_length": rows.row_length,
     }
     parents = [teacher.bill, teacher_data(context, data).bill]
-    stage = OWN_LOGITS_STAGE if spec.pipeline == "self" else LOGITS_STAGE
+    stage = SELF_LOGITS_STAGE if spec.pipeline == "self" else LOGITS_STAGE
     return ShardedWork(
         "logits", "logit-cache", stage, inputs, parents, batch_size, rows.__len__, begin, join,
         opens=LogitCache.open, accepts_damaged_shards=True,

@@ -234,10 +234,9 @@ def power_run(log: PowerLog, path: Path, name: str) -> RunLog:
 def merged(runs: list[RunLog], name: str) -> RunLog:
     """Several runs as one, their stages in the order of time: a teacher's stage and its student's, for example. Notes
     name stages at the same time, whose energy is counted twice if they are of the same devices."""
-    # The stage of a power log has no name of its own.
-    named = {run.name: run.stages[0] for run in runs if [stage.name for stage in run.stages] == [_POWER_STAGE]}
+    # All power logs have the same stage name; their files have different ones.
     stages = [
-        replace(stage, name=run.name) if named.get(run.name) is stage else stage for run in runs for stage in run.stages
+        replace(stage, name=run.name) if stage.name == _POWER_STAGE else stage for run in runs for stage in run.stages
     ]
     if all(stage.started_s is not None for stage in stages):
         stages.sort(key=lambda stage: stage.started_s or 0.0)
@@ -258,7 +257,7 @@ def merged(runs: list[RunLog], name: str) -> RunLog:
 
 
 def _overlaps(stages: Sequence[StageLog]) -> Iterator[str]:
-    timed = [(stage.name, stage.started_s, stage.started_s + stage.duration_s) for stage in stages if stage.started_s]
+    timed = [(one.name, one.started_s, one.started_s + one.duration_s) for one in stages if one.started_s is not None]
     for (one, begin_s, end_s), (other, other_begin_s, other_end_s) in combinations(timed, 2):
         both_s = min(end_s, other_end_s) - max(begin_s, other_begin_s)
         if both_s > _SAME_TIME_S:

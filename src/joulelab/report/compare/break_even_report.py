@@ -166,8 +166,11 @@ def _during_training(run: ComparedRun) -> list[StageRecord]:
     """What accompanies the student's last training: validations, and on-policy completions and their scores."""
     stage, validation = _last_training(run)
     later = run.record.stages[stage.number :] if stage else ()
-    on_policy = (("student", "generate"), ("teacher", "score"))
-    return [one for one in later if one is validation or (one.role, one.activity) in on_policy]
+    return [
+        one
+        for one in later
+        if one is validation or (one.role, one.activity) == ("student", "generate") or one.kind.is_for_one_student
+    ]
 
 
 def _parts_before(run: ComparedRun) -> list[Part]:
@@ -363,11 +366,11 @@ def _costs_to_equal_loss(row: Row, baseline: Row) -> StudentCosts | str:
 
 @dataclass(frozen=True)
 class EqualEnergy:
-    """Held-out losses of two methods at the energy with which the cheaper student was done: one value per pair."""
+    """Held-out losses of two methods at the energy that the cheaper of two students used: one value per pair."""
 
     energies_j: tuple[float, ...]
-    own: tuple[float, ...]
-    base: tuple[float, ...]
+    losses: tuple[float, ...]
+    baseline_losses: tuple[float, ...]
 
 
 def at_equal_energy(row: Row, baseline: Row, comparison: Comparison) -> EqualEnergy | None:
@@ -376,12 +379,12 @@ def at_equal_energy(row: Row, baseline: Row, comparison: Comparison) -> EqualEne
         return None
     curves = _loss_curves(pairs_of(row.runs, baseline.runs))
     energies = tuple(min(base.whole_j, own.whole_j) for base, own in curves)
-    losses = [(own.loss_at(j), base.loss_at(j)) for (base, own), j in zip(curves, energies, strict=True)]
-    known = [(own, base) for own, base in losses if own is not None and base is not None]
+    both = [(own.loss_at(j), base.loss_at(j)) for (base, own), j in zip(curves, energies, strict=True)]
+    known = [(loss, base) for loss, base in both if loss is not None and base is not None]
     if len(known) < len(curves):
         return None
-    own, base = zip(*known, strict=True)
-    return EqualEnergy(energies, own, base)
+    losses, baseline_losses = zip(*known, strict=True)
+    return EqualEnergy(energies, losses, baseline_losses)
 
 
 def teacher_beyond(row: Row, baseline: Row) -> Estimate:

@@ -79,13 +79,13 @@ def scope_choices(comparison: Comparison) -> list[dict[str, Any]]:
         why_not = ""
         if scope in _NO_SENSOR and any(part.by_scope[scope].energy_j is None for part in known):
             why_not = _NO_SENSOR[scope]
-        elif scope == "all" and not _measures_cpu(comparison):
+        elif scope == "all" and not _measures_cpu_or_memory(comparison):
             why_not = "neither CPU nor memory was measured in these runs"
         choices.append({"scope": scope, "title": title, "why_not": why_not})
     return choices
 
 
-def _measures_cpu(comparison: Comparison) -> bool:
+def _measures_cpu_or_memory(comparison: Comparison) -> bool:
     stages = (stage for record in comparison.records for stage in record.stages)
     return any(figure.energy_j is not None for stage in stages for figure in (stage.energy.cpu, stage.energy.dram))
 

@@ -233,9 +233,9 @@ def equal_energy_grid(comparison: Comparison) -> Grid | None:
     cells = [(label, *(_equal_energy_cells(one) if one else unknown)) for label, one in found.items()]
     titles = f"Method|Energy of\nboth students>|Held-out\nloss, nats>|{baseline.label},\nnats>|Difference [95 %]!"
     note = (
-        "Energy: that of the student which was done first, with its SFT phase, its completions and their scores; the "
-        "teacher's work that students share is not included. The loss of the other one is that of its evaluations at "
-        "this energy. A learning rate decays until the end, so that it would be lower in a training of this length: "
+        "Energy: all that the cheaper of the two students used, with its SFT phase, its completions and their scores; "
+        "the teacher's work that students share is not included. The loss of the other one is interpolated between its "
+        "evaluations. It would be lower in a training of this length, because the learning rate decays until the end: "
         "`run --budget ENERGY` trains every method for the same energy."
     )
     if doubt := estimate_note(row.with_teacher for row in comparison.rows):
@@ -244,10 +244,11 @@ def equal_energy_grid(comparison: Comparison) -> Grid | None:
 
 
 def _equal_energy_cells(one: EqualEnergy) -> tuple[str, ...]:
-    energy, own, base = (sum(values) / len(values) for values in (one.energies_j, one.own, one.base))
-    change = mean_t([own - base for own, base in zip(one.own, one.base, strict=True)])
+    columns = (one.energies_j, one.losses, one.baseline_losses)
+    energy, loss, baseline = (sum(values) / len(values) for values in columns)
+    change = mean_t([loss - other for loss, other in zip(one.losses, one.baseline_losses, strict=True)])
     interval = f" [{change.low:+.3f}, {change.high:+.3f}]" if change.bounded else ""
-    return energy_text(energy), f"{own:.3f}", f"{base:.3f}", f"{change.value:+.3f}{interval}"
+    return energy_text(energy), f"{loss:.3f}", f"{baseline:.3f}", f"{change.value:+.3f}{interval}"
 
 
 def _own_cells(row: Row) -> tuple[str, ...]:
