@@ -133,10 +133,12 @@ def test_mistakes_are_refused_before_anything_starts(models, joulelab, tmp_path,
     assert not (tmp_path / "store").exists()
 
 
-def test_a_folder_without_a_model_is_refused_before_anything_starts(joulelab, tmp_path):
+@pytest.mark.parametrize(("name", "message"), [("empty", "has neither config.json nor"), ("log.csv", "is not a model")])
+def test_what_is_no_model_is_refused_before_anything_starts(joulelab, tmp_path, name, message):
     (tmp_path / "empty").mkdir()
-    code, _, err = joulelab("evaluate", tmp_path / "empty", "--data", "sample:reviews", "--runs-dir", tmp_path / "runs")
-    assert code != 0 and "has neither config.json nor a .gguf file" in err
+    (tmp_path / "log.csv").write_text("a,b\n")
+    code, _, err = joulelab("evaluate", tmp_path / name, "--data", "sample:reviews", "--runs-dir", tmp_path / "runs")
+    assert code != 0 and message in err
     assert not (tmp_path / "runs").exists()
 
 

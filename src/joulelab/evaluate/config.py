@@ -112,14 +112,11 @@ class EvaluateSpec(RunSpec):
 
 
 def _require_model(name: str) -> None:
-    folder = sources.parse(name).path
-    if (
-        folder is not None
-        and folder.is_dir()
-        and not any(folder.glob("*.gguf"))
-        and not (folder / "config.json").exists()
-    ):
+    path = sources.parse(name).path
+    if path is None or path.suffix.lower() == ".gguf":
+        return
+    if path.is_file() or (path.is_dir() and not (path / "config.json").exists() and not any(path.glob("*.gguf"))):
+        found = "is not a model" if path.is_file() else "has neither config.json nor a .gguf file"
         raise NotFoundError(
-            f"{folder} has neither config.json nor a .gguf file",
-            "pass a model folder in Hugging Face format, or a GGUF file",
+            f"{path} {found}", "pass a model folder in Hugging Face format, a .gguf file, a hub id or a sample"
         )
