@@ -19,7 +19,7 @@ import joulelab
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.meter.figures import labeled_text
 from joulelab.report.compare.comparison import Comparison
-from joulelab.report.compare.method_rows import Selection, compare, seed_of, select
+from joulelab.report.compare.method_rows import AD_HOC, Selection, compare, seed_of, select
 from joulelab.report.compare.pareto import why_no_front
 from joulelab.report.compare.quality import quality_of
 from joulelab.report.compare.scopes import (
@@ -163,7 +163,7 @@ def selection_page(
     """The page of a single run, of a sweep, or of a comparison."""
     if selection.group.sweep:
         return sweep_page(selection)
-    if len(selection.records) == 1 and selection.group.group_id == "comparison":
+    if len(selection.records) == 1 and selection.group.group_id == AD_HOC:
         record = selection.records[0]
         return run_page(record, selection.folders[record.run_id])
     return comparison_page(selection, selection.comparison(store, wanted, include_repeated))

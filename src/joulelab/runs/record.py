@@ -16,6 +16,7 @@ from joulelab.meter.grids import co2e as co2e_of
 from joulelab.meter.grids import cost as cost_of
 from joulelab.meter.health import CoreUse
 from joulelab.runs.artifacts import UNMETERED, Ancestor
+from joulelab.runs.phases import RENAMED_PHASES
 from joulelab.stats import mean_t
 from joulelab.units import J_PER_KWH
 
@@ -509,6 +510,16 @@ class RunRecord(Frozen):
         if any(stage.role == "student" for stage in self.stages):
             return True
         return self.status != "done" and bool(self.spec.get("student")) and self.spec.get("until") in (None, "train")
+
+    @property
+    def part_of_work(self) -> str:
+        """`shard 2/8` or `until=logits` of a run that made a part of the data or the teacher's outputs for other runs;
+        empty for runs with a model: a student, or with until=teacher the teacher."""
+        if shard := self.spec.get("shard"):
+            return f"shard {shard}"
+        until = self.spec.get("until")
+        with_model = (None, "teacher", "train", *RENAMED_PHASES)
+        return "" if until in with_model else f"until={until}"
 
     @property
     def policy(self) -> str:

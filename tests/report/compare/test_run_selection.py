@@ -61,6 +61,75 @@ def test_a_label_with_two_settings_is_split(made, tmp_path: Path) -> None:
     assert labels == ["labels only, training.learning_rate=0.1"] * 2 + ["labels only, training.learning_rate=0.2"]
 
 
+def with_settings(record: RunRecord, name: str, **settings: str) -> RunRecord:
+    return record.model_copy(
+        update={"run_id": f"{name}-20260301T090000Z-0001", "spec": {**record.spec, **settings}, "results": {}}
+    )
+
+
+@pytest.fixture
+def store_with_parts(made, store: Path) -> Path:
+    """Before the students of the group: a shard of the teacher's outputs, and a run that ended with its data."""
+    teacher = made.teacher_run(True)
+    shard = teacher.model_copy(update={"label": "response KD, shard 0/2 of the teacher's work"})
+    made.write_run(store, with_settings(shard, "made-response-KD-teacher-0-of-2", until="teacher", shard="0/2"))
+    made.write_run(store, with_settings(made.labels_only(0, 790), "made-response-KD-data", until="data"))
+    return store
+
+
+def compare_command(store: Path, *words: str):
+    return CliRunner().invoke(app, ["compare", *words, "--runs-dir", str(store)], env={"COLUMNS": "160"})
+
+
+@pytest.mark.parametrize(
+    ("names", "part"),
+    [
+        (["made-response-KD-teacher-0-of-2-20260301T090000Z-0001"], "shard 0/2"),
+        (["made-response-KD-teacher-0-of-2-20260301T090000Z-0001", "made-labels-only-*"], "shard 0/2"),
+        (["made-response-KD-data-20260301T090000Z-0001", "made-labels-only-*"], "until=data"),
+        (["made-*-of-2-*"], "shard 0/2"),  # the pattern matches nothing else
+    ],
+)
+def test_a_run_that_did_a_part_of_the_work_is_refused_if_it_is_named(store_with_parts: Path, names, part) -> None:
+    error = compare_command(store_with_parts, *names).exception
+    assert isinstance(error, UsageError) and error.exit_code == 2
+    assert f"is a part of the work of other runs ({part}); expected runs that trained a model" in str(error)
+    assert error.hint == "name the runs that used it: their energy includes it"
+
+
+def test_a_pattern_leaves_parts_of_the_work_out_and_says_so(store_with_parts: Path) -> None:
+    found = select(store_with_parts, ["made-response-KD-*", "made-labels-only-*"], "labels only")
+    comparison = found.comparison(store_with_parts)
+    assert [(row.label, row.role) for row in comparison.rows] == [
+        ("response KD", "method"),
+        ("labels only", "baseline"),
+    ]
+    assert sorted(run.why for run in comparison.incomplete) == [
+        "part of the work of other runs: shard 0/2",
+        "part of the work of other runs: until=data",
+    ]
+    shown = compare_command(store_with_parts, "made-response-KD-*", "made-labels-only-*")
+    assert shown.exit_code == 0 and "Not in the comparison because incomplete: 2 runs." in shown.output
+
+
+def test_a_group_with_a_shard_among_its_members_compares_the_others(made, tmp_path: Path) -> None:
+    records = made.demo_records(True)
+    shard = records[0].model_copy(update={"spec": {**records[0].spec, "until": "teacher", "shard": "0/2"}})
+    comparison = compare(made.group_of([shard, *records[1:]]), [shard, *records[1:]], tmp_path)
+    assert "teacher" not in [row.label for row in comparison.rows] and len(comparison.rows) == 3
+    (left_out,) = comparison.incomplete
+    assert left_out.run_id == shard.run_id
+
+
+def test_runs_that_end_with_the_same_phase_are_compared_by_energy(made, tmp_path: Path) -> None:
+    """Two ways to tokenize, or to generate: no student is needed for that."""
+    for label, joules in (("fast", 5.0), ("slow", 12.0)):
+        record = made.make_record(label, 0, (made.Part("data.preprocess", 4.0, joules),), measured=True)
+        made.write_run(tmp_path, record.model_copy(update={"spec": {**record.spec, "until": "data"}}), True)
+    shown = compare_command(tmp_path, "made-fast-*", "made-slow-*")
+    assert shown.exit_code == 0 and "2.40x" in shown.output
+
+
 def test_measured_programs_are_distinguished_by_the_command_as_it_was_typed(made, tmp_path: Path) -> None:
     for seed, command in enumerate((["python", "t.py"], ["python", "t.py", "two words"])):
         record = made.labels_only(seed, 790)

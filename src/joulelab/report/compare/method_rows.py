@@ -13,7 +13,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -50,7 +50,7 @@ from joulelab.report.energy_sums import (
     run_energy,
 )
 from joulelab.runs.environment import read_snapshot
-from joulelab.runs.groups import GroupRecord, Member, folders_named, group_records, varying
+from joulelab.runs.groups import GroupRecord, Member, folders_named, group_records, is_pattern, varying
 from joulelab.runs.paths import GroupPaths, RunPaths
 from joulelab.runs.record import RunRecord, StageRecord, StageRole, repeat_mean
 from joulelab.runs.store import load_readable
@@ -280,7 +280,8 @@ def compare(
     `folders` has the directories of runs outside the store; `wanted` names the quality metric to compare.
     `include_repeated` counts work repeated after an interruption as part of the method.
     """
-    done = [record for record in records if record.status == "done"]
+    parts = parts_of_work(records)
+    done = [record for record in records if record.status == "done" and record.run_id not in parts]
     measure = common_measure(done, wanted)
     if wanted is not None and measure is None:
         known = ", ".join(measure_names(done)) or "none"
@@ -303,6 +304,14 @@ def compare(
         incomplete=_incomplete(group, records),
         records=tuple(records),
     )
+
+
+def parts_of_work(records: Sequence[RunRecord]) -> dict[str, str]:
+    """Id -> part, of runs that are no method because they did a part of the work for others: shards, and runs that ended
+    before there was a model. If all runs are of the latter kind, they are compared by energy."""
+    parts = {record.run_id: record.part_of_work for record in records if record.part_of_work}
+    alike = len(parts) == len(records)
+    return {run_id: part for run_id, part in parts.items() if part.startswith("shard ") or not alike}
 
 
 def compared_runs(
@@ -353,10 +362,11 @@ def seed_of(record: RunRecord) -> int:
 
 
 def _incomplete(group: GroupRecord, records: Sequence[RunRecord]) -> tuple[IncompleteRun, ...]:
+    parts = parts_of_work(records)
     found = [
         IncompleteRun(record.run_id, record.label, seed_of(record), _why_incomplete(record), record.best_energy)
         for record in records
-        if record.status != "done"
+        if record.status != "done" or record.run_id in parts
     ]
     started = {record.run_id for record in records}
     absent = [member for member in group.members if member.run_id is None or member.run_id not in started]
@@ -366,6 +376,8 @@ def _incomplete(group: GroupRecord, records: Sequence[RunRecord]) -> tuple[Incom
 
 
 def _why_incomplete(record: RunRecord) -> str:
+    if record.status == "done":
+        return f"part of the work of other runs: {record.part_of_work}"
     return f"{record.status}: {record.error.message}" if record.error else record.status
 
 
@@ -373,6 +385,10 @@ def _why_incomplete(record: RunRecord) -> str:
 _MOST_IN_A_LABEL = 2
 # Settings that distinguish repeats or name a run, and do not change the method.
 _NOT_A_METHOD = ("seed", "label", "energy.", "device", "repeat", "warmup")
+
+
+AD_HOC = "comparison"
+"""Id of the group of runs that were named together."""
 
 
 @dataclass(frozen=True)
@@ -384,8 +400,20 @@ class Selection:
     folders: dict[str, Path]
     place: Path | None
     """Directory of the single run or group, where its report is written; None for several."""
+    named: frozenset[str] = frozenset()
+    """Ids of the runs that were named one by one, not by a pattern or their group."""
 
     def comparison(self, store: Path, wanted: str | None = None, include_repeated: bool = False) -> Comparison:
+        """A run that is a part of the work of others is listed as not compared; it is refused if it was named, or if
+        there is nothing else."""
+        parts = parts_of_work(self.records)
+        nothing_else = self.group.group_id == AD_HOC and len(parts) == len(self.records)
+        for run_id, part in parts.items():
+            if run_id in self.named or nothing_else:
+                raise UsageError(
+                    f"{run_id} is a part of the work of other runs ({part}); expected runs that trained a model",
+                    "name the runs that used it: their energy includes it",
+                )
         return compare(self.group, self.records, store, self.folders, wanted, include_repeated)
 
 
@@ -408,7 +436,8 @@ def select(store: Path, names: Sequence[str], baseline: str | None = None) -> Se
     if not unique:
         raise NotFoundError("none of these groups has a run yet", "`joulelab runs` lists runs and groups")
     selection = _ad_hoc_group(list(unique.values()), groups, folders[0] if len(folders) == 1 else None)
-    return _with_baseline(selection, baseline)
+    named = frozenset(folder.name for name in names if not is_pattern(name) for folder in folders_named(store, name))
+    return _with_baseline(replace(selection, named=named), baseline)
 
 
 def _whole_group(folder: Path) -> Selection:
@@ -420,24 +449,26 @@ def _whole_group(folder: Path) -> Selection:
 def _ad_hoc_group(
     loaded: Sequence[tuple[RunRecord, Path]], groups: Sequence[GroupRecord], place: Path | None
 ) -> Selection:
-    records = _with_distinct_labels([record for record, _ in loaded])
-    labels = list(dict.fromkeys(record.label for record in records))
+    parts = parts_of_work([record for record, _ in loaded])
+    others = [record for record, _ in loaded if record.run_id in parts]
+    compared = _with_distinct_labels([record for record, _ in loaded if record.run_id not in parts]) or others
+    labels = list(dict.fromkeys(record.label for record in compared))
     known = [group.baseline for group in groups if group.baseline in labels]
     members = [
         Member(label=r.label, seed=int(r.spec.get("seed", 0)), experiment=r.name, spec=r.spec, run_id=r.run_id)
-        for r in records
+        for r in compared
     ]
     group = GroupRecord(
-        group_id="comparison",
+        group_id=AD_HOC,
         name=" vs ".join(labels) if len(labels) <= 3 else f"{len(labels)} methods compared",
         about="",
         baseline=known[0] if known else labels[0],
-        created_at=max(record.created_at for record in records),
+        created_at=max(record.created_at for record, _ in loaded),
         members=tuple(members),
         varying=varying([member.spec for member in members]),
     )
-    folders = {record.run_id: folder for record, (_, folder) in zip(records, loaded, strict=True)}
-    return Selection(group, tuple(records), folders, place)
+    records = tuple({record.run_id: record for record in (*compared, *others)}.values())
+    return Selection(group, records, {record.run_id: folder for record, folder in loaded}, place)
 
 
 def _with_distinct_labels(records: Sequence[RunRecord]) -> list[RunRecord]:
@@ -483,5 +514,4 @@ def _with_baseline(selection: Selection, baseline: str | None) -> Selection:
     if match is None:
         labels = ", ".join(dict.fromkeys(record.label for record in records))
         raise UsageError(f"no run is labeled '{baseline}'", f"labels here: {labels}")
-    group = selection.group.model_copy(update={"baseline": match})
-    return Selection(group, records, selection.folders, selection.place)
+    return replace(selection, group=selection.group.model_copy(update={"baseline": match}))
