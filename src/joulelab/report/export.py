@@ -90,6 +90,7 @@ def _row(row: Row) -> dict[str, Any]:
         "quality": row.quality,
         "quality_interval": _interval(row.interval),
         "difference": _difference(row.difference),
+        "agreement_with_teacher": _interval(row.agreement),
         "own": _figure(row.own),
         "inherited": _figure(row.inherited),
         "without_teacher": _figure(row.without_teacher),

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.report.compare.quality import Measure, Quality
+from joulelab.report.compare.quality import AGREEMENT, Measure, Quality
 from joulelab.report.energy_sums import Part, PartKind, RunEnergy
 from joulelab.runs.record import Result, RunRecord
-from joulelab.stats import Interval, PairedDifference
+from joulelab.stats import Interval, PairedDifference, mean_t
 from joulelab.units import percent_text
 
 Role = Literal["baseline", "method", "teacher", "inference"]
@@ -177,6 +177,12 @@ class Row:
     def teacher_share_text(self) -> str:
         """Unmetered work can only increase the teacher's share."""
         return f"{'≥ ' if self.unmetered else ''}{percent_text(self.teacher_share, 0)}"
+
+    @property
+    def agreement(self) -> Interval | None:
+        """Share of predictions that equal the teacher's, mean over the runs; None if none was evaluated against it."""
+        values = [run.record.results[AGREEMENT].value for run in self.runs if AGREEMENT in run.record.results]
+        return mean_t(values) if values else None
 
     @property
     def seeds_text(self) -> str:

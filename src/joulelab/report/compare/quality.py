@@ -26,6 +26,8 @@ _OTHER_RESULTS = (
     *("train", "validate", "data", "program", "start", "completions", "low", "high", "threshold", "phases", "harness"),
 )
 # Language models are compared by held-out loss; `exact_answers` only on request.
+AGREEMENT = "student.agreement"
+"""Share of positions or items for which student and teacher predict the same."""
 _NOT_QUALITY = ("agreement", "over_teacher", "calibration_error", "exact_answers")
 # Values of a training stage's own objective: the student's, or those of the model it starts from.
 _TRAINING = ("first_loss", "final_loss")

@@ -30,7 +30,7 @@ from joulelab.report.compare.break_even_report import (
 )
 from joulelab.report.compare.comparison import ComparedRun, Comparison, QualityDifference, Row
 from joulelab.report.compare.method_rows import last_training, training_energy, training_stage
-from joulelab.report.compare.quality import Measure, quality_of
+from joulelab.report.compare.quality import AGREEMENT, Measure, quality_of
 from joulelab.report.compare.scopes import ratio_text, shared_energies
 from joulelab.report.compare.verdict import Verdict, break_even_grid, teacher_evaluation_note, verdict
 from joulelab.report.energy_sums import mean_figure
@@ -50,6 +50,8 @@ def quality_grid(comparison: Comparison) -> Grid | None:
     measure, items = comparison.measure, comparison.about_items
     if measure is None:
         return None
+    is_known = f"student.{measure.name}" == AGREEMENT or has_student_quality(comparison)  # in a table anyway
+    agreement = not is_known and any(row.agreement for row in comparison.rows)
     rows = [
         (
             row.label,
@@ -57,6 +59,7 @@ def quality_grid(comparison: Comparison) -> Grid | None:
             _value(row, measure),
             _by_seed(row, measure),
             *_cells(row.difference, measure, items),
+            *([_agreement_cell(row)] * agreement),
         )
         for row in comparison.rows
     ]
@@ -65,7 +68,11 @@ def quality_grid(comparison: Comparison) -> Grid | None:
     by_seed = f"By seed, {unit}" if measure.percent else "By seed"
     difference = f"Difference, {measure.difference_unit}" if measure.difference_unit else "Difference"
     columns = ["Method", "Seeds!", f"{heading}>", f"{by_seed}>", f"{difference}>", *(["p>"] * items), "Significant!"]
-    return make_grid("Quality", "|".join(columns), rows, _note(comparison, measure, title))
+    columns += [_STUDENT_METRICS[AGREEMENT][0]] * agreement
+    note = _note(comparison, measure, title)
+    if agreement:
+        note += " Agrees with teacher: share of equal predictions, with Student's 95 % interval over seeds."
+    return make_grid("Quality", "|".join(columns), rows, note)
 
 
 def _note(comparison: Comparison, measure: Measure, title: str) -> str:
@@ -87,6 +94,12 @@ def _note(comparison: Comparison, measure: Measure, title: str) -> str:
     if any(difference.paired is None for difference in differences):
         note += " Unpaired: predictions are missing."
     return note
+
+
+def _agreement_cell(row: Row) -> str:
+    if row.role == "teacher":
+        return NOTHING
+    return _cell(row.runs, AGREEMENT, _STUDENT_METRICS[AGREEMENT][1]) if row.agreement else "not evaluated"
 
 
 def _value(row: Row, measure: Measure) -> str:
@@ -147,7 +160,7 @@ _STUDENT_METRICS = {
     "student.accuracy": ("Accuracy, %>", 100.0),
     "student.macro_f1": ("Macro F1, %>", 100.0),
     "student.calibration_error": ("Calibration\nerror, %>", 100.0),
-    "student.agreement": ("Agrees with\nteacher, %>", 100.0),
+    AGREEMENT: ("Agrees with\nteacher, %>", 100.0),
     "student.over_teacher": ("Accuracy over\nteacher's>", 1.0),
 }
 # Only pipelines with the whole set of metrics have this one.
