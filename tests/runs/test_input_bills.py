@@ -202,7 +202,7 @@ def test_a_model_used_as_teacher_counts_as_teacher_with_its_whole_bill(play, dis
     train = next(part for part in parts_of(record) if part.key == read_bill(distilled_model).key)
     assert (train.stage, train.makes_the_teacher, train.is_students) == ("student.train, of the teacher", True, False)
     found = run_energy(record)
-    assert found.inherited_but_teacher is None and found.teacher_j == pytest.approx(found.inherited.energy_j)
+    assert found.inherited_unshared is None and found.teacher_j == pytest.approx(found.inherited.energy_j)
     bill = run_bill(record, students=10)
     assert bill.inherited_figure.energy_j == pytest.approx(found.inherited.energy_j / 10)
 

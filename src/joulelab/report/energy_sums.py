@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -37,6 +37,8 @@ class Part:
     inherited: bool
     is_teachers: bool
     """The teacher's work."""
+    shared: bool
+    """N students share it: the teacher's work, and data made from it (`shared_keys`)."""
     figure: EnergyFigure
     """Under the run's own policy."""
     by_scope: Mapping[str, EnergyFigure]
@@ -50,13 +52,9 @@ class Part:
     """One run of a measured program; all of them are the same work and have the same name."""
 
     @property
-    def shared(self) -> bool:
-        """The teacher's work that N students share; what it does for one student alone is not."""
-        return self.is_teachers and not self.is_for_one_student
-
-    @property
     def is_for_one_student(self) -> bool:
-        return any(one.is_for_one_student for one in self.kinds)
+        """The teacher's work that no other student can use."""
+        return self.is_teachers and not self.shared
 
     @property
     def makes_the_teacher(self) -> bool:
@@ -79,12 +77,13 @@ def all_parts(record: RunRecord, repeat: int | None = None) -> tuple[Part, ...]:
     Setup and repeated work are parts of their own kind. With `repeat` the work is that one run of a measured program;
     the setup is that of all its runs.
     """
-    inherited = [part for ancestor in record.inherited for part in _ancestor_parts(ancestor, record.policy)]
+    shared = shared_keys(record.lineage)
+    inherited = [part for ancestor in record.inherited for part in _ancestor_parts(ancestor, record.policy, shared)]
     made = {name: one.key for one in record.lineage if one.key in record.made for name in one.stages}
     stages = [stage for stage in record.stages if not stage.outside_totals]
     if repeat is not None:
         stages = [stage for stage in stages if stage.repeat in (None, repeat)]
-    own = [_own_part(stage, made.get(stage.name)) for stage in stages]
+    own = [_own_part(stage, made.get(stage.name), shared) for stage in stages]
     if not inherited and all(part.kind != "work" for part in own):
         own = [replace(part, kind="work") for part in own]  # a run without stages has nothing else to compare
     return (*inherited, *own)
@@ -99,16 +98,49 @@ def parts_of(record: RunRecord) -> tuple[Part, ...]:
     return method_parts(all_parts(record))
 
 
-def _own_part(stage: StageRecord, key: str | None) -> Part:
+def shared_keys(lineage: Iterable[Ancestor]) -> frozenset[str]:
+    """Keys of what all students of a teacher share: its work, and the data made from it, as a filtered synthetic set.
+
+    Not of what serves one student: its scores, and everything made from text that the student wrote.
+    """
+    by_key = {one.key: one for one in lineage}
+    found = set()
+    for one in by_key.values():
+        made_from = {one.key: one}  # with itself
+        waiting = [*one.parents]
+        while waiting:
+            parent = by_key.get(waiting.pop())
+            if parent is not None and parent.key not in made_from:
+                made_from[parent.key] = parent
+                waiting += parent.parents
+        is_data = {kind.role for kind in kinds_of(one)} == {"data"}
+        is_taught = any(is_teacher_work(each) for each in made_from.values())
+        if (is_teacher_work(one) or (is_data and is_taught)) and not any(map(_serves_one, made_from.values())):
+            found.add(one.key)
+    return frozenset(found)
+
+
+def _serves_one(ancestor: Ancestor) -> bool:
+    """Whether it is for one student, or was written by one. What made a teacher serves all of its students."""
+    written = ("student", "generate")
+    kinds = () if ancestor.used_as == "teacher" else kinds_of(ancestor)
+    return any(kind.is_for_one_student or (kind.role, kind.activity) == written for kind in kinds)
+
+
+def _own_part(stage: StageRecord, key: str | None, shared: Collection[str]) -> Part:
     kind: PartKind = "repeated" if stage.repeated else "setup" if stage.role == "setup" else "work"
     kinds = (stage.kind,)
     figures = stage.best, _scopes(stage.energy, stage.best)
     is_repeat = stage.repeat is not None
     name = RUN if is_repeat else stage.name
-    return Part(name, (name,), False, stage.role == "teacher", *figures, key, kind, kinds, is_repeat)
+    is_teachers = stage.role == "teacher"
+    is_shared = (is_teachers or stage.role == "data") and key in shared
+    if key is None:  # no artifact was made in it, as where the teacher works during the student's training
+        is_shared = is_teachers and not stage.kind.is_for_one_student
+    return Part(name, (name,), False, is_teachers, is_shared, *figures, key, kind, kinds, is_repeat)
 
 
-def _ancestor_parts(ancestor: Ancestor, policy: str) -> list[Part]:
+def _ancestor_parts(ancestor: Ancestor, policy: str, shared: Collection[str]) -> list[Part]:
     """One part, or separate ones for work, setup and repeated work."""
     name, kinds, stages = _part_name(ancestor), kinds_of(ancestor), ancestor.stages or (ancestor.name,)
     by_kind: list[tuple[PartKind, str, Ancestor]] = [("work", name, ancestor)]
@@ -123,7 +155,16 @@ def _ancestor_parts(ancestor: Ancestor, policy: str) -> list[Part]:
         ]
     return [
         Part(
-            title, stages, True, is_teacher_work(one), figure, _scopes(components_of(one), figure), one.key, kind, kinds
+            title,
+            stages,
+            True,
+            is_teacher_work(one),
+            one.key in shared,
+            figure,
+            _scopes(components_of(one), figure),
+            one.key,
+            kind,
+            kinds,
         )
         for kind, title, one in by_kind
         if (figure := ancestor_figure(one, policy))
@@ -161,7 +202,8 @@ class RunEnergy:
     mixed_whole: bool
     with_teacher: EnergyFigure
     """For comparisons: without setup and, unless requested, without repeated work."""
-    inherited_but_teacher: EnergyFigure | None
+    inherited_unshared: EnergyFigure | None
+    """Inherited, without what the students of a teacher share."""
     without_teacher: EnergyFigure
     """Own and inherited: which of several seeds made what all of them use is chance."""
     setup: EnergyFigure | None
@@ -189,7 +231,7 @@ def run_energy(record: RunRecord, repeat: int | None = None, include_repeated: b
     bills = [part.figure for part in parts if part.inherited]
     no_teacher = is_teacher(record)  # a teacher's own run without the teacher's work would be empty
     students = [part for part in counted if no_teacher or not part.is_teachers]
-    others = [part.figure for part in students if part.inherited]
+    others = [part.figure for part in counted if part.inherited and (no_teacher or not part.shared)]
     apart = [part for part in parts if part not in counted]
     return RunEnergy(
         own=own,
@@ -197,7 +239,7 @@ def run_energy(record: RunRecord, repeat: int | None = None, include_repeated: b
         whole=own if own.energy_j is None else known_sum([own, *bills]),
         mixed_whole=mixes_methods([own, *bills]),
         with_teacher=_method_sum(own, counted),
-        inherited_but_teacher=known_sum(others) if others else None,
+        inherited_unshared=known_sum(others) if others else None,
         without_teacher=_method_sum(own, students),
         setup=_sum_of_kind(apart, "setup"),
         repeated=_sum_of_kind(apart, "repeated"),

@@ -109,6 +109,22 @@ def test_runs_that_generate_or_reuse_the_answers_are_compared_alike(made, tmp_pa
     assert [point["joules"] for point in points] == pytest.approx([65, 12 + 131 / 2, 12 + 131], rel=0.05)
 
 
+def test_a_set_made_from_the_answers_is_left_out_like_the_answers(made, tmp_path: Path) -> None:
+    """Whether this run filtered them or reuses the set of another run."""
+    answers = made.ancestor("answers", 130.0, ("teacher.generate",), True)
+    synthetic = made.ancestor("synthetic", 20.0, ("data.synthetic",), True)
+    lineage = (answers, synthetic.model_copy(update={"parents": (answers.key,)}))
+    stages = (made.Part("teacher.generate", 22.0, 130.0), made.Part("data.synthetic", 2.0, 20.0))
+    for parts, keys, start_s in ((stages, tuple(one.key for one in lineage), 24), ((), (), 0)):
+        parts = (*parts, *made.student_parts(131.0))
+        record = made.make_record("synthetic", start_s, parts, measured=True, lineage=lineage, made=keys)
+        paths = RunPaths(made.write_run(tmp_path, record, True))
+        line = {"step": 1, "attempt": 1, "mono_ns": made.FIRST_NS + (start_s + 24) * NS, "loss": 1.0}
+        paths.metrics.write_text(json.dumps({**line, "stage": "student.train"}) + "\n")
+        (point,) = curve_points(record, paths.folder, attempt_traces(paths))
+        assert point["joules"] == pytest.approx(131, rel=0.05)
+
+
 def test_power_is_summed_by_component_over_devices_and_hosts_and_no_sum_crosses_a_gap(tmp_path: Path) -> None:
     """Two nodes with a package and two GPUs each; one GPU has a gap of two seconds."""
     paths = RunPaths(tmp_path / "run")

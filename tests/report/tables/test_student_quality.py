@@ -1,7 +1,6 @@
 """Students' figures over seeds: a mean with its interval, and nothing where there is nothing."""
 
 import json
-
 from pathlib import Path
 
 from joulelab.report.compare.method_rows import compare

@@ -307,8 +307,8 @@ def compare(
 
 
 def parts_of_work(records: Sequence[RunRecord]) -> dict[str, str]:
-    """Id -> part, of runs that are no method because they did a part of the work for others: shards, and runs that ended
-    before there was a model. If all runs are of the latter kind, they are compared by energy."""
+    """Id -> part, of runs that are no method because they did a part of the work for others: shards, and runs that
+    ended before there was a model. If all runs are of the latter kind, they are compared by energy."""
     parts = {record.run_id: record.part_of_work for record in records if record.part_of_work}
     alike = len(parts) == len(records)
     return {run_id: part for run_id, part in parts.items() if part.startswith("shard ") or not alike}

@@ -12,7 +12,7 @@ import altair as alt
 
 from joulelab.report.compare.comparison import Comparison, Row
 from joulelab.report.compare.method_rows import last_training, training_stage, training_stage_name
-from joulelab.report.energy_sums import run_energy
+from joulelab.report.energy_sums import parts_of, run_energy
 from joulelab.report.figures.chart_base import (
     FOLDED_AXIS,
     HUES,
@@ -238,14 +238,13 @@ class _EnergySoFar:
         estimated = record.totals is not None and record.totals.best.method == "estimated"
         self._components = ("cpu_estimate",) if estimated else MEASURED_COMPONENTS
         self._traces = {placed.attempt: placed for placed in traces}
-        inherited = run_energy(record).inherited_but_teacher
+        inherited = run_energy(record).inherited_unshared
         self._inherited_j = (inherited.energy_j or 0.0) if inherited else 0.0
         self._teacher_stages = {stage.name for stage in record.stages if stage.role == "teacher"}
         stages = [stage for stage in record.stages if not stage.outside_totals]
         self._apart = [segment for stage in stages if not stage.is_method_work for segment in stage.segments]
-        teaching = [stage for stage in stages if stage.is_method_work and stage.role == "teacher"]
-        teaching = [stage for stage in teaching if not stage.kind.is_for_one_student]
-        self._teaching = [segment for stage in teaching for segment in stage.segments]
+        shared = {part.stage for part in parts_of(record) if part.shared and not part.inherited}
+        self._shared = [segment for stage in stages if stage.name in shared for segment in stage.segments]
         self._starts: dict[int, int] = {}
         for stage in record.stages:
             for segment in stage.segments if not stage.outside_totals else ():
@@ -266,7 +265,7 @@ class _EnergySoFar:
         so_far_j = self._before[attempt] + self._since_start(attempt, until_ns)
         so_far_j -= self._spent_in(self._apart, attempt, until_ns)
         if line["stage"] not in self._teacher_stages:
-            so_far_j += self._inherited_j - self._spent_in(self._teaching, attempt, until_ns)
+            so_far_j += self._inherited_j - self._spent_in(self._shared, attempt, until_ns)
         return float(f"{so_far_j:.5g}")
 
     def _since_start(self, attempt: int, until_ns: int) -> float:

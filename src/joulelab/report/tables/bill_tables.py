@@ -1,12 +1,12 @@
 """The energy bill of an artifact, a run or a group: own lines, inherited lines as a lineage tree, and their sums.
 
 Lineage is a graph, and each ancestor counts once, however many paths lead to it. External inputs without a known bill
-are lines without energy, left out of every sum. N students can share a teacher's work.
+are lines without energy, left out of every sum. N students can share a teacher's work and the data made from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from joulelab.data.inputs import find_bill as bill_of_input
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.meter.figures import EnergyFigure, amount_text, labeled_text, method_text, missing, uncertainty_note
 from joulelab.meter.grids import Co2e, GridFactor
-from joulelab.report.energy_sums import ancestor_figure, is_teacher_work, known_sum, mixes_methods
+from joulelab.report.energy_sums import all_parts, ancestor_figure, known_sum, mixes_methods, shared_keys
 from joulelab.report.tables.grid import Grid, make_grid, to_markdown, to_rich, without_column
 from joulelab.report.wording import NOTHING, grams, listed
 from joulelab.runs.artifacts import BILL, ELSEWHERE, UNMETERED, Ancestor, Bill, find_artifact, read_bill
@@ -42,7 +42,7 @@ class BillLine:
     components: dict[str, EnergyFigure]
     parents: tuple[str, ...]
     shared: bool
-    """A teacher's work, which N students share."""
+    """N students share it (`energy_sums.shared_keys`)."""
 
     @property
     def elsewhere(self) -> bool:
@@ -244,7 +244,7 @@ def tree_grid(bill: EnergyBill) -> Grid:
         ("sum", "", "", amount_text(_unshared(bill)), amount_text(bill.whole), method_text(bill.whole, bill.mixed))
     )
     titles = f"What!|Counted as|Made by|Energy>|Share of 1\nof {bill.students}>|Method"
-    note = "Shared: a teacher's work, divided by the students that share it. Each ancestor counts once."
+    note = "Shared: a teacher's work and data made from it, divided by the students. Each ancestor counts once."
     if bill.students == 1 or not bill.has_teacher:
         return without_column(make_grid("Energy by source", titles, rows, note), "Share")  # it is the whole
     return make_grid("Energy by source", titles, rows, note)
@@ -334,6 +334,7 @@ def _read(folder: Path) -> Bill:
 def artifact_bill(bill: Bill, store: Path, students: int = 1) -> EnergyBill:
     bill = with_recorded_energy(bill, store)
     artifact = bill.artifact
+    shared = shared_keys((*bill.ancestry, artifact))
     folder = store / artifact.made_by
     record = load_record(folder) if (folder / "run.json").exists() else None
     policy = record.policy if record else "measured"
@@ -342,8 +343,8 @@ def artifact_bill(bill: Bill, store: Path, students: int = 1) -> EnergyBill:
         title=artifact.name,
         kind=artifact.kind,
         made_by=artifact.made_by,
-        own=_own_lines(artifact, policy),
-        inherited=tuple(_ancestor_line(ancestor, policy) for ancestor in bill.ancestry),
+        own=_own_lines(artifact, policy, shared),
+        inherited=tuple(_ancestor_line(ancestor, policy, shared) for ancestor in bill.ancestry),
         roots=artifact.parents,
         students=students,
         provisional=bill.provisional,
@@ -354,7 +355,7 @@ def artifact_bill(bill: Bill, store: Path, students: int = 1) -> EnergyBill:
 
 
 def run_bill(record: RunRecord, students: int = 1) -> EnergyBill:
-    teachers = {stage.name for stage in record.stages if stage.role == "teacher" and not stage.kind.is_for_one_student}
+    shared = {part.stage for part in all_parts(record) if part.shared and not part.inherited}
     own = tuple(
         BillLine(
             key=stage.name,
@@ -364,14 +365,15 @@ def run_bill(record: RunRecord, students: int = 1) -> EnergyBill:
             figure=stage.best,
             components={name: getattr(stage.energy, name) for name in COMPONENTS},
             parents=(),
-            shared=(stage.part_of or stage.name) in teachers,
+            shared=(stage.part_of or stage.name) in shared,
         )
         for stage in record.stages
         if not stage.outside_totals
     )
     if not own:
         raise UsageError(f"{record.run_id} has no stage yet, so nothing to bill", f"its status is {record.status}")
-    inherited = tuple(_ancestor_line(ancestor, record.policy) for ancestor in record.inherited)
+    keys = shared_keys(record.lineage)
+    inherited = tuple(_ancestor_line(ancestor, record.policy, keys) for ancestor in record.inherited)
     return EnergyBill(
         title=record.run_id,
         kind="run",
@@ -413,8 +415,9 @@ def group_bill(group: GroupRecord, records: Sequence[RunRecord], students: int =
         raise UsageError(f"no run of {group.group_id} has energy yet, so nothing to bill", "wait for the first of them")
     members = {record.run_id for record in records}
     foreign = {
-        ancestor.key: _ancestor_line(ancestor, record.policy)
+        ancestor.key: _ancestor_line(ancestor, record.policy, keys)
         for record in records
+        for keys in [shared_keys(record.lineage)]
         for ancestor in record.inherited
         if ancestor.made_by not in members
     }
@@ -433,13 +436,13 @@ def group_bill(group: GroupRecord, records: Sequence[RunRecord], students: int =
     )
 
 
-def _own_lines(artifact: Ancestor, policy: str) -> tuple[BillLine, ...]:
+def _own_lines(artifact: Ancestor, policy: str, shared: Collection[str]) -> tuple[BillLine, ...]:
     """One line, or separate lines for work, setup and repeated work."""
     if not artifact.work:
-        return (_ancestor_line(artifact, policy),)
+        return (_ancestor_line(artifact, policy, shared),)
     kinds = ((artifact.name, "work"), (f"{artifact.name}, setup", "setup"), (f"{artifact.name}, repeated", "repeated"))
     return tuple(
-        _ancestor_line(artifact.model_copy(update={"name": name, "energy": energy}), policy)
+        _ancestor_line(artifact.model_copy(update={"name": name, "energy": energy}), policy, shared)
         for name, kind in kinds
         if (energy := getattr(artifact, kind))
     )
@@ -456,7 +459,7 @@ def _carbon(records: Sequence[RunRecord]) -> dict[str, Any]:
     return found[0] if found and all(one == found[0] for one in found) else {}
 
 
-def _ancestor_line(ancestor: Ancestor, policy: str) -> BillLine:
+def _ancestor_line(ancestor: Ancestor, policy: str, shared: Collection[str]) -> BillLine:
     figure = ancestor_figure(ancestor, policy)
     components = {name: figure_ for name, figure_ in ancestor.energy.items() if name in COMPONENTS}
     return BillLine(
@@ -467,5 +470,5 @@ def _ancestor_line(ancestor: Ancestor, policy: str) -> BillLine:
         figure=figure,
         components=components or {"all": figure},
         parents=ancestor.parents,
-        shared=is_teacher_work(ancestor),
+        shared=ancestor.key in shared,
     )
