@@ -23,7 +23,7 @@ import tempfile
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -60,11 +60,14 @@ class Way:
     accumulate: int = 1
     is_one_graph: bool = False
     """Whether models and losses are compiled together."""
+    matmul: Literal["precision", "fp8"] = "precision"
+    """Of the student's products; the teacher computes in `precision`."""
 
     @property
     def about(self) -> str:
         logits = f"chunks of {self.chunk}" if self.chunk else "all logits"
-        return f"{self.batch_size} x {TOKENS} {self.precision} compile={self.compiled} {logits}: "
+        products = " fp8 products" if self.matmul == "fp8" else ""
+        return f"{self.batch_size} x {TOKENS} {self.precision}{products} compile={self.compiled} {logits}: "
 
 
 class MaterialisedObjective:
@@ -120,7 +123,7 @@ def make_trainer(way: Way, folder: Path, tiny: bool, device: torch.device) -> Si
         objective = MaterialisedObjective(teacher.eval().requires_grad_(False), scales, way.is_one_graph)
     config = TrainingConfig(
         epochs=None, max_steps=10**9, batch_size=way.batch_size, accumulate=way.accumulate, precision=way.precision,
-        compile=way.compiled, learning_rate=1e-5, prefetch=4,
+        matmul=way.matmul, compile=way.compiled, learning_rate=1e-5, prefetch=4,
     )  # fmt: skip
     return SimpleTrainer(student, batches, objective, config, NoOpStats())
 
@@ -189,7 +192,7 @@ def ways_of(options: argparse.Namespace) -> list[Way]:
         Way("old", 5, "fp32", "off", 0, accumulate=2 if options.tiny else 50),
         Way("materialized", options.batch_size, options.precision, options.compile, 0),
         Way("one-graph", options.batch_size, options.precision, options.compile, 0, is_one_graph=True),
-        Way("chunked", options.batch_size, options.precision, options.compile, options.chunk),
+        Way("chunked", options.batch_size, options.precision, options.compile, options.chunk, matmul=options.matmul),
     ]
     wanted = ["materialized" if name == "materialised" else name for name in options.ways.split(",")]  # old spelling
     return [way for way in every if way.name in wanted]
@@ -201,6 +204,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=8192, help="positions whose logits exist at a time")
     parser.add_argument("--compile", default="default", choices=get_args(CompileMode))
     parser.add_argument("--precision", default="bf16", choices=get_args(Precision), help="of all methods except `old`")
+    parser.add_argument("--matmul", default="precision", choices=("precision", "fp8"), help="products of `chunked`")
     parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each undisturbed window")
     parser.add_argument("--ways", default="old,materialized,one-graph,chunked", help="by commas")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script on a CPU")

@@ -19,6 +19,7 @@ from joulelab.infer.generation.static_decoder import (
     StaticDecoder,
     check_model,
     compiling_pays,
+    compiling_prompts_pays,
     prompts_at_once,
     rows_at_once,
 )
@@ -148,6 +149,32 @@ def test_prompts_are_read_in_groups_of_one_shape_for_each_length(monkeypatch):
         for slot, prompt in enumerate(prompts):
             torch.testing.assert_close(own.keys[slot, : len(prompt) - 1], other.keys[slot, : len(prompt) - 1])
             torch.testing.assert_close(own.values[slot, : len(prompt) - 1], other.values[slot, : len(prompt) - 1])
+
+
+@pytest.mark.parametrize(
+    "lengths, expected", [(1, [32, 32, 64, 256, 256, 1024, 1024]), (4, [32, 32, 64, 160, 256, 640, 1024])]
+)
+def test_lengths_of_prompts_are_rounded_up(lengths, expected):
+    cache = SlotCache(1, 1088, torch.device("cpu"))
+    reader = PromptReader(make_model(), cache, lambda length: [1], lengths=lengths, capture=lambda run: run)
+    found = [reader.length([1] * (1 + exact)) for exact in (1, 32, 33, 129, 256, 513, 1000)]
+    assert found == expected
+    assert reader.length([1] * 1080) == 1088  # the end of a slot
+
+
+def test_many_prompts_have_more_lengths():
+    prompt, settings = [1] * 130, GenerationSettings(max_new_tokens=2)
+    few, many = (StaticDecoder(make_model(), 8, 512, settings, prompts=prompts) for prompts in (64, 5000))
+    few._prompts._capture = many._prompts._capture = lambda run: run
+    assert (few._prompts.length(prompt), many._prompts.length(prompt)) == (256, 160)
+
+
+def test_compiling_the_reading_of_prompts_pays_sooner_for_larger_models():
+    small, large = make_model(), make_model()
+    small.config.num_hidden_layers, small.config.hidden_size = 30, 576  # SmolLM2-135M
+    large.config.num_hidden_layers, large.config.hidden_size = 24, 2048  # 1.7B
+    assert [compiling_prompts_pays(model, 2_000_000) for model in (small, large)] == [False, True]
+    assert compiling_prompts_pays(small, 5_000_000)
 
 
 def test_prompts_of_one_length_share_a_group_wherever_they_are(monkeypatch):

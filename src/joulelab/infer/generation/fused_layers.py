@@ -24,10 +24,9 @@ from torch import Tensor, nn
 
 from joulelab.train.optim import repeated_blocks
 
-# The gate is computed by every program of the kernel; beyond this size that takes longer than a launch.
-_MOST_GATED = 4096
-# Longer rows take longer than with cuBLAS, which divides them among programs (docs/results.md).
-_MOST_INPUTS = 4096
+# With more weights than these a layer uses less energy by cuBLAS: its tensor cores save 65 pJ per weight on an H200,
+# the kernel saves a launch and about 3 us (docs/results.md).
+_MOST_WEIGHTS = 4_000_000
 
 
 class _Slice(nn.Module):
@@ -102,7 +101,7 @@ class _JoinedInput(nn.Module):
 
 
 def takes_kernel(x: Tensor, weight: Tensor) -> bool:
-    is_small = x.numel() == x.shape[-1] and weight.shape[1] <= _MOST_INPUTS
+    is_small = x.numel() == x.shape[-1] and weight.numel() <= _MOST_WEIGHTS
     return x.is_cuda and is_small and x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float16)
 
 
@@ -139,7 +138,7 @@ class FusedLayers:
         gated = isinstance(getattr(owner, "act_fn", None), nn.SiLU) or type(
             getattr(owner, "act_fn", None)
         ).__name__ in ("SiLU", "SiLUActivation")
-        is_gated = names[0] == "gate_proj" and gated and output.weight.shape[1] <= _MOST_GATED
+        is_gated = names[0] == "gate_proj" and gated
         begin = 0
         for name, source in zip(names, sources, strict=True):
             end = begin + source.out_features  # type: ignore[union-attr]

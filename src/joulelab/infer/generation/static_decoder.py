@@ -6,7 +6,7 @@ finds finished answers (end tokens and stop texts) and gives their slots to the 
 the same number of rows and few of them are idle (continuous batching, Yu et al., 2022).
 
 A row's numbers do not depend on the other rows: every step has the same shape, and prompts are read in groups of one
-shape for each length, rounded up to a power of two. So an answer has the same tokens in any order of the prompts, after
+shape for each length, rounded up to one of a few. So an answer has the same tokens in any order of the prompts, after
 a resume and in a shard, as long as the number of rows is the same.
 
 A decoder outlives its prompts: later ones find its cache, its compiled layer and its graphs, and read the weights as
@@ -54,8 +54,10 @@ _BLOCK = 64
 _GROUP_SHARE = 8
 _PROMPT_TOKENS_AT_ONCE = 16_384
 _CHEAP_PROMPT_TOKENS = 512
-# Prompts are rounded up to a power of two, at least this one.
+# Prompts are rounded up, to this length at least: to a power of two, and to one of four lengths between two of them if
+# there are so many prompts that the additional captures and groups that are not full cost less than the padding saved.
 _SHORTEST_PROMPT = 32
+_PROMPT_LENGTHS, _MANY_PROMPTS = 4, 1024
 # Steps between two checks by the host: few, because rows that have ended keep running until the host notices; more
 # with few rows, whose steps take as long as the check.
 _STEPS_PER_CHECK, _STEPS_PER_CHECK_FEW_ROWS, _FEW_ROWS = 2, 4, 256
@@ -64,8 +66,9 @@ _COMPILE_J = 1500.0
 _SAVED_PER_STEP_J, _SAVED_PER_ROW_J = 0.35, 0.006
 # More rows than these take no less energy per row on an H200.
 _ENOUGH_ROWS = 1024
-# Prompt tokens from which compiling the reading of prompts saves more energy than it uses.
-_COMPILED_PROMPT_TOKENS = 500_000
+# What compiling the reading of prompts saves, per token, layer and hidden unit: 20 and 25 nJ for 135 M and 1.7 B
+# parameters.
+_SAVED_PER_HIDDEN_STATE_J = 22e-9
 # Of the free GPU memory: logits, activations and captured graphs need the rest.
 _CACHE_SHARE = 0.6
 # Relative to the largest logit: above rounding in bfloat16, far below the effect of a wrong mask or position.
@@ -274,15 +277,16 @@ class PromptReader:
         cache: SlotCache,
         sizes: Callable[[int], Sequence[int]],
         *,
+        lengths: int = 1,
         capture: Callable[[Callable[[], None]], Callable[[], Any]] | None = None,
         capture_at_once: bool = True,
         prepared: Callable[[], AbstractContextManager[None]] = nullcontext,
         layers: Callable[[Tensor], AbstractContextManager[None]] = lambda slots_PN: nullcontext(),
     ) -> None:
-        """`capture` None: nothing is captured, and groups are as large as the prompts that are given. With
-        `capture_at_once` false, a shape is captured when it occurs again. `prepared` and `layers` wrap the calls of the
-        model."""
-        self._model, self._cache, self._sizes = model, cache, sizes
+        """`lengths`: how many lengths of a group there are between two powers of two. `capture` None: nothing is
+        captured, and groups are as large as the prompts that are given. With `capture_at_once` false, a shape is
+        captured when it occurs again. `prepared` and `layers` wrap the calls of the model."""
+        self._model, self._cache, self._sizes, self._lengths = model, cache, sizes, lengths
         self._capture, self._capture_at_once, self._prepared, self._layers = capture, capture_at_once, prepared, layers
         self._device = cache.places_R.device
         self._graphs: dict[tuple[int, int], tuple[Callable[[], Any], Tensor, Tensor]] = {}
@@ -294,7 +298,9 @@ class PromptReader:
         """Positions that reading this prompt without its last token takes."""
         if self._capture is None:
             return max(1, len(prompt) - 1)
-        return min(self._cache.tokens, max(_SHORTEST_PROMPT, _power_of_2(len(prompt) - 1)))
+        exact = max(1, len(prompt) - 1)
+        step = max(_SHORTEST_PROMPT, _power_of_2(exact) // (2 * self._lengths))
+        return min(self._cache.tokens, -(-exact // step) * step)
 
     def group_size(self, prompt: Sequence[int]) -> int:
         return self._sizes(self.length(prompt))[0]
@@ -385,6 +391,7 @@ class StaticDecoder:
         settings: GenerationSettings,
         *,
         words: int | None = None,
+        prompts: int = 0,
         compile_step: bool = False,
         compile_prompts: bool = False,
         fused: FusedLayers | None = None,
@@ -392,8 +399,8 @@ class StaticDecoder:
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`rows`: a multiple of `settings.n`. `tokens`: length of the longest prompt plus its answer. Logits beyond the
-        first `words` are padding of the vocabulary. `note_setup` gets the times of compilations and captures, `note`
-        remarks for the user."""
+        first `words` are padding of the vocabulary. `prompts`: how many it will read, if that is known. `note_setup`
+        gets the times of compilations and captures, `note` remarks for the user."""
         device = next(model.parameters()).device
         self._model, self._settings, self._words, self._device = model, settings, words, device
         self._steps = settings.max_new_tokens
@@ -420,6 +427,7 @@ class StaticDecoder:
             model,
             self._cache,
             lambda length: [prompts_at_once(length, rows // settings.n)],
+            lengths=_PROMPT_LENGTHS if prompts >= _MANY_PROMPTS else 1,
             capture=self._captured_prompts if self._can_capture else None,
             capture_at_once=compile_step,
             prepared=self._prepared_model,
@@ -677,8 +685,9 @@ def compiling_pays(rows: int, steps: int) -> bool:
     return steps * (_SAVED_PER_STEP_J + rows * _SAVED_PER_ROW_J) > _COMPILE_J
 
 
-def compiling_prompts_pays(tokens: int) -> bool:
-    return tokens >= _COMPILED_PROMPT_TOKENS
+def compiling_prompts_pays(model: Any, tokens: int) -> bool:
+    config = model.config.get_text_config()
+    return bool(tokens * config.num_hidden_layers * config.hidden_size * _SAVED_PER_HIDDEN_STATE_J > _COMPILE_J)
 
 
 def rows_at_once(answers: int, most: int, n: int) -> int:
