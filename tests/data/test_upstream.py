@@ -81,6 +81,14 @@ def multiplied_in_8_bits():
     assert found.dtype == torch.bfloat16 and torch.equal(found, torch.full((16, 32), 0.5, dtype=torch.bfloat16))
 
 
+@checks("torch._addmm_activation")
+def gelu_of_a_product():
+    generator = torch.Generator().manual_seed(0)
+    bias, rows, weight = (torch.randn(*size, generator=generator) for size in ((4,), (8, 3), (3, 4)))
+    found = torch._addmm_activation(bias, rows, weight, use_gelu=True)
+    torch.testing.assert_close(found, torch.nn.functional.gelu(rows @ weight + bias), atol=5e-4, rtol=0)
+
+
 @checks("torch._dynamo.config")
 def limits():
     assert torch._dynamo.config.recompile_limit > 0 and torch._dynamo.config.accumulated_recompile_limit > 0

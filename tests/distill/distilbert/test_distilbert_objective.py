@@ -1,5 +1,7 @@
 """The objective equals the plain loss for every family; what is off costs nothing; splits give the same gradient."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from lm_tiny import make_model
 from torch import nn
 
 from joulelab.data.token_store import write_store
+from joulelab.distill.distilbert import objective as objective_module
 from joulelab.distill.distilbert.config import LmDistillation
 from joulelab.distill.distilbert.data import Limits, LmBatches, LmTask, MaskRecipe, cut_sequences, pack_rows
 from joulelab.distill.distilbert.objective import (
@@ -190,6 +193,29 @@ def test_under_bf16_with_a_bf16_teacher_loss_and_gradient_stay_near(sequences):
     assert float(found.detach()) == pytest.approx(float(exact.detach()), rel=0.05)
     own = torch.autograd.grad(found, decoder_of(student)[0])[0]
     assert float((own - expected).norm() / expected.norm()) < 0.1
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_16_bit_teacher_computes_gelu_with_the_product_and_stays_as_near_to_the_exact_one(
+    sequences, family, device, monkeypatch
+):
+    batch = make_batches(sequences, MASKED)[0].at(0, 0).to(torch.device(device))
+    _, teacher = pair(family)
+    exact, _ = FrozenTeacher(teacher.to(device), None)(batch, project=True)
+    fused, calls = torch._addmm_activation, []
+
+    def counted(*args, **kwargs):
+        calls.append(kwargs)
+        return fused(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "_addmm_activation", counted)
+    joined, _ = FrozenTeacher(copy.deepcopy(teacher), torch.bfloat16)(batch, project=True)
+    assert len(calls) == teacher.config.num_hidden_layers
+    monkeypatch.setattr(objective_module, "_join_products_with_gelu", lambda model: None)
+    separate, _ = FrozenTeacher(teacher, torch.bfloat16)(batch, project=True)
+    far = [float((found.float() - exact).norm() / exact.norm()) for found in (joined, separate)]
+    assert far[0] < 1.2 * far[1]
 
 
 @pytest.mark.parametrize(("family", "place"), [("bert", "distilbert"), ("roberta", "roberta"), ("gpt2", "wpe")])

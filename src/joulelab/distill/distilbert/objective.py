@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -301,6 +302,7 @@ class FrozenTeacher:
         self.model = model.eval().requires_grad_(False)
         if dtype is not None:
             self.model.to(dtype)
+            _join_products_with_gelu(self.model)
         self._has_dtype = dtype is not None
         self._projection: Projection | None = None
 
@@ -319,6 +321,22 @@ class FrozenTeacher:
         if self._projection is None or self._projection.weight_VD.dtype != dtype:
             self._projection = padded_projection(*decoder_of(self.model), dtype)
         return self._projection
+
+
+def _join_products_with_gelu(model: nn.Module) -> None:
+    """Let the matrix product before a GELU compute it where it stores its results: a separate kernel would read and
+    write the widest activations once more, 12 % of a BERT's energy. On a GPU this is the tanh formula, at most 0.0005
+    off, which is below the rounding of 16-bit numbers at the size of those activations."""
+    for layer in model.modules():
+        dense, activation = getattr(layer, "dense", None), getattr(layer, "intermediate_act_fn", None)
+        if type(dense) is nn.Linear and type(activation).__name__ in ("GELU", "GELUActivation"):
+            layer.forward = partial(_product_with_gelu, dense)
+
+
+def _product_with_gelu(dense: nn.Linear, hidden: Tensor) -> Tensor:
+    rows = hidden.flatten(0, -2)
+    found = torch._addmm_activation(dense.bias, rows, dense.weight.t(), use_gelu=True)
+    return found.view(*hidden.shape[:-1], -1)
 
 
 class LmObjective:
