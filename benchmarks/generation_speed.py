@@ -36,6 +36,7 @@ from pacing import forget_peak, free, peak_gib, wait
 from joulelab.data.labeled_text import load
 from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.infer.generation.static_decoder import rows_that_fit
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import Trace, load_trace
@@ -214,7 +215,8 @@ class Bench:
         if engine != "generate":  # texts, as users have them; vLLM gets token ids
             rounds = [[self.tokenizer.decode(ids) for ids in prompts] for prompts in rounds]
         begin_ns = time.monotonic_ns()
-        generate(rounds[0])
+        if engine != "generate":  # it compiles and captures nothing
+            generate(rounds[0])
         wait(self.device)
         ready_ns, tokens = time.monotonic_ns(), 0
         setup[:] = [(begin_ns, ready_ns)]
@@ -244,12 +246,15 @@ class Bench:
 
     def _transformers(self, case: Case) -> Any:
         """Counts tokens up to the end of each answer; padding after it is not counted."""
-        end = self.tokenizer.eos_token_id
+        end, batch_size = self.tokenizer.eos_token_id, int(self.options.batch_size)
+        if self.device.type == "cuda":
+            fit = rows_that_fit(self.model, case.prompt_tokens + case.new_tokens) // case.answers
+            batch_size = max(1, min(batch_size, fit))
 
         def generate(prompts: list[list[int]]) -> int:
             tokens = 0
-            for start in range(0, len(prompts), self.options.batch_size):
-                ids = torch.tensor(prompts[start : start + self.options.batch_size], device=self.device)
+            for start in range(0, len(prompts), batch_size):
+                ids = torch.tensor(prompts[start : start + batch_size], device=self.device)
                 found = self.model.generate(
                     ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=0.8, top_p=0.95, top_k=0,
                     num_return_sequences=case.answers, max_new_tokens=case.new_tokens,

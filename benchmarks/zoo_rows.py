@@ -209,7 +209,8 @@ def main() -> None:
             try:
                 found.append(measure(row, cost, options.compile, options.seconds, device))
                 print(output_text(found[-1]), flush=True)
-                if options.auto:
+                # The choice does not depend on the precision of the row.
+                if options.auto and not any(one.is_auto and one.row.model == row.model for one in found):
                     free()
                     found.append(measure_auto(row, cost, options.seconds, device))
                     print(output_text(found[-1]), flush=True)
