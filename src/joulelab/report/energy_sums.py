@@ -50,6 +50,8 @@ class Part:
     """Role and activity of its stages."""
     is_repeat: bool = False
     """One run of a measured program; all of them are the same work and have the same name."""
+    duration_s: float | None = None
+    """None for inherited work: the record of the run that did it has it."""
 
     @property
     def is_for_one_student(self) -> bool:
@@ -69,6 +71,12 @@ class Part:
     @property
     def is_students(self) -> bool:
         return not self.is_teachers and any(one.role == "student" for one in self.kinds)
+
+    @property
+    def is_student_stage(self) -> bool:
+        """What each student needs for itself, whichever run did it: its stages, those of the student that it starts
+        from, and what the teacher does for it alone. Not the data."""
+        return self.is_students or self.is_for_one_student
 
 
 def all_parts(record: RunRecord, repeat: int | None = None) -> tuple[Part, ...]:
@@ -92,6 +100,10 @@ def all_parts(record: RunRecord, repeat: int | None = None) -> tuple[Part, ...]:
 def method_parts(parts: Iterable[Part], include_repeated: bool = False) -> tuple[Part, ...]:
     """The parts that comparisons count: table, page, verdict and break-even use the same ones."""
     return tuple(part for part in parts if part.kind == "work" or (include_repeated and part.kind == "repeated"))
+
+
+def part_kind(stage: StageRecord) -> PartKind:
+    return "repeated" if stage.repeated else "setup" if stage.role == "setup" else "work"
 
 
 def parts_of(record: RunRecord) -> tuple[Part, ...]:
@@ -128,7 +140,7 @@ def _serves_one(ancestor: Ancestor) -> bool:
 
 
 def _own_part(stage: StageRecord, key: str | None, shared: Collection[str]) -> Part:
-    kind: PartKind = "repeated" if stage.repeated else "setup" if stage.role == "setup" else "work"
+    kind = part_kind(stage)
     kinds = (stage.kind,)
     figures = stage.best, _scopes(stage.energy, stage.best)
     is_repeat = stage.repeat is not None
@@ -137,7 +149,7 @@ def _own_part(stage: StageRecord, key: str | None, shared: Collection[str]) -> P
     is_shared = (is_teachers or stage.role == "data") and key in shared
     if key is None:  # no artifact was made in it, as where the teacher works during the student's training
         is_shared = is_teachers and not stage.kind.is_for_one_student
-    return Part(name, (name,), False, is_teachers, is_shared, *figures, key, kind, kinds, is_repeat)
+    return Part(name, (name,), False, is_teachers, is_shared, *figures, key, kind, kinds, is_repeat, stage.duration_s)
 
 
 def _ancestor_parts(ancestor: Ancestor, policy: str, shared: Collection[str]) -> list[Part]:

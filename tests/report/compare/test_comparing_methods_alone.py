@@ -210,7 +210,8 @@ def test_repeats_of_a_measured_program_are_repeats_everywhere_and_warm_ups_are_n
     """One program, measured with 4 repeats and with 16: their sums were compared, which gave 4.06x for such a pair."""
     short, _ = measured(tmp_path, "short", machine, repeat=4, warmup=1)
     long, folder = measured(tmp_path, "long", machine, repeat=16, warmup=2)
-    row = select(tmp_path, [short.run_id, long.run_id], "short").comparison(tmp_path).row("long")
+    comparison = select(tmp_path, [short.run_id, long.run_id], "short").comparison(tmp_path)
+    row = comparison.row("long")
     assert row.student_ratio.ratio.value == pytest.approx(1.0, rel=0.005)
     assert row.student_ratio.ratio.bounded and not row.student_ratio.significant
     assert (len(row.runs), row.student_ratio.paired) == (16, False)
@@ -218,7 +219,7 @@ def test_repeats_of_a_measured_program_are_repeats_everywhere_and_warm_ups_are_n
     assert row.whole.energy_j == pytest.approx(long.totals.best.energy_j, rel=1e-6), "all that was used, not a 16th"
     assert row.seeds_text.startswith("repeat 1, repeat 2")
 
-    assert _time(row) == duration_text(long.best_duration_s) != duration_text(long.totals.duration_s)
+    assert _time(row, comparison) == duration_text(long.best_duration_s) != duration_text(long.totals.duration_s)
 
     result = result_of(long, folder, 0)
     assert (result.summary.count, result.energy.energy_j) == (16, pytest.approx(201, abs=0.5))

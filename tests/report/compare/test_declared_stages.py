@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from joulelab.report.compare.break_even_report import LossCurve, costs_in_use, serving_costs
-from joulelab.report.compare.method_rows import compared_runs, select, training_stage
+from joulelab.report.compare.break_even_report import LossCurve, _beyond_the_teacher, costs_in_use, serving_costs
+from joulelab.report.compare.method_rows import compare, compared_runs, select, training_stage
 from joulelab.report.energy_sums import all_parts
 from joulelab.report.figures.chart_base import is_overhead
 from joulelab.report.figures.serving_figures import joules_against_time
-from joulelab.report.tables.overview_table import overview_grid, own_time_s
+from joulelab.report.tables.overview_table import brief_grid, overview_grid
 from joulelab.report.tables.training_table import training_grids
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Result, RunRecord
@@ -53,12 +53,45 @@ def test_the_evaluation_of_a_training_run_is_not_its_serving_cost(made, tmp_path
     assert not any("Serving" in column.title for column in overview_grid(comparison).columns)
 
 
-def test_time_of_a_method_leaves_out_setup_and_the_shared_teacher(made) -> None:
-    """Whichever member runs first imports the framework and trains the teacher for all of them."""
-    parts = [("run.overhead", 9.0), ("teacher.train", 30.0), ("student.train", 5.0), ("student.evaluate", 2.0)]
+def test_time_of_a_method_leaves_out_setup_and_the_shared_teacher(made, tmp_path) -> None:
+    """Whichever member runs first imports the framework, prepares the data and trains the teacher for all of them."""
+    shared = [("run.overhead", 9.0), ("data.preprocess", 4.0), ("teacher.train", 30.0)]
+    parts = [*shared, ("student.train", 5.0), ("student.evaluate", 2.0)]
     stages = made.stages_of([made.Part(name, seconds, 1.0) for name, seconds in parts], measured=False)
-    record = made.demo_records()[-1].model_copy(update={"stages": stages})
-    assert own_time_s(record) == 7.0
+    teacher, *_, record = made.demo_records()
+    record = record.model_copy(update={"stages": stages})
+    grid = brief_grid(compare(made.group_of([teacher, record]), [teacher, record], tmp_path))
+    times = {row[0]: row[[column.title for column in grid.columns].index("Time, student stages")] for row in grid.rows}
+    assert times == {"teacher": "-", record.label: "7.0 s"}
+
+
+def sft_first(made, label, seconds, maker=None):
+    """DPO or self-distillation with an SFT student of 40 s, which only the first of them trains."""
+    stages = [("student.sft", 40.0), ("student.sft-validate", 2.0)]
+    sft = made.ancestor("sft-student", 42.0, tuple(name for name, _ in stages), True)
+    sft = sft.model_copy(update={"made_by": maker.run_id if maker else ""})
+    parts = [*([] if maker else stages), ("student.train", seconds), ("teacher.score", 3.0)]
+    own = [made.Part(name, duration, duration) for name, duration in parts]
+    keys = () if maker else (sft.key,)
+    return made.make_record(label, 0, own, measured=True, lineage=(sft,), made=keys)
+
+
+def test_time_and_break_even_do_not_depend_on_which_run_trained_the_student_that_both_start_from(made, tmp_path):
+    first = sft_first(made, "DPO", 10.0)
+    second = sft_first(made, "self", 20.0, maker=first)
+
+    def times(*records):
+        comparison = compare(made.group_of(records, records[0].label), records, tmp_path)
+        grid = brief_grid(comparison)
+        assert [sum(p.figure.energy_j for p in _beyond_the_teacher(row.runs[0])) for row in comparison.rows] == [
+            row.with_teacher.energy_j for row in comparison.rows
+        ]
+        return {row[0]: row[4] for row in grid.rows}
+
+    assert times(first, second) == {"DPO": "55.0 s", "self": "1 min 05 s"}
+    assert times(second) == {"self": "≥ 23.0 s"}, "the run that trained it is gone"
+    made.write_run(tmp_path, first, True)
+    assert times(second) == {"self": "1 min 05 s"}, "it is in the store"
 
 
 def test_a_loss_curve_is_read_from_the_last_training_under_any_name(made, tmp_path) -> None:

@@ -267,13 +267,11 @@ def had_teacher(row: Row) -> bool:
 
 
 def student_parts(run: ComparedRun) -> list[Part]:
-    """Inherited ones included: a student that starts from an earlier one needed that one's training too. So is what
-    the teacher does for this student alone."""
-    return [part for part in run.parts if part.is_students or part.is_for_one_student]
+    return [part for part in run.parts if part.is_student_stage]
 
 
 def teacher_parts(run: ComparedRun) -> list[Part]:
-    """The teacher's work that its students share, without its evaluation."""
+    """The teacher's work and data made from it, which its students share, without its evaluation."""
     return [part for part in run.parts if part.shared and not part.is_teacher_evaluation]
 
 
@@ -472,9 +470,8 @@ def _makers_of_what_it_used(record: RunRecord) -> set[str]:
 
 
 def _beyond_the_teacher(run: ComparedRun) -> list[Part]:
-    """The student's own stages and the teacher's work for it, without making the teacher."""
-    needed = [part for part in run.parts if not part.inherited or part.is_teachers]
-    return [part for part in needed if not part.makes_the_teacher and not part.is_teacher_evaluation]
+    """The student stages and the teacher's work for it, without making the teacher, whichever run did them."""
+    return [part for part in (*student_parts(run), *teacher_parts(run)) if not part.makes_the_teacher]
 
 
 def _per_item(found: Sequence[ServingCost]) -> Estimate:

@@ -244,7 +244,10 @@ def tree_grid(bill: EnergyBill) -> Grid:
         ("sum", "", "", amount_text(_unshared(bill)), amount_text(bill.whole), method_text(bill.whole, bill.mixed))
     )
     titles = f"What!|Counted as|Made by|Energy>|Share of 1\nof {bill.students}>|Method"
-    note = "Shared: a teacher's work and data made from it, divided by the students. Each ancestor counts once."
+    note = (
+        "Own: its stages. Inherited: stages of other runs, each ancestor once. Shared: a teacher's work and data made "
+        "from it, divided by the students."
+    )
     if bill.students == 1 or not bill.has_teacher:
         return without_column(make_grid("Energy by source", titles, rows, note), "Share")  # it is the whole
     return make_grid("Energy by source", titles, rows, note)

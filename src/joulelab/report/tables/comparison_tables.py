@@ -18,6 +18,7 @@ from joulelab.meter.figures import (
     methods_text,
     uncertainty_note,
 )
+from joulelab.meter.grids import co2e as co2e_of
 from joulelab.report.compare.break_even_report import (
     EqualEnergy,
     RowBreakEven,
@@ -34,7 +35,7 @@ from joulelab.report.compare.quality import AGREEMENT, Measure, quality_of
 from joulelab.report.compare.scopes import ratio_text, shared_energies
 from joulelab.report.compare.verdict import Verdict, break_even_grid, teacher_evaluation_note, verdict
 from joulelab.report.energy_sums import mean_figure
-from joulelab.report.tables.grid import Column, Grid, make_grid, to_markdown, to_rich
+from joulelab.report.tables.grid import Cell, Column, Grid, make_grid, to_markdown, to_rich
 from joulelab.report.tables.inference_pair import serving_grid
 from joulelab.report.tables.run_tables import run_grids, run_result
 from joulelab.report.wording import NOTHING, all_equal, gram_cell, p_value, rate, ratio_cell
@@ -378,21 +379,22 @@ def _co2e_and_grade_lines(rows: Sequence[Row]) -> list[list[str]]:
     records = [run.record for row in rows for run in row.runs]
     lines = []
     if any(record.totals and record.totals.co2e for record in records):
-        lines.append(["own stages, gCO2e", *(_co2e_cell(row) for row in rows)])
+        lines.append(["gCO2e of the sum", *(co2e_cell(row) for row in rows)])
     if any(record.validity.grade for record in records):
         lines.append(["grade of the run", *(_grades_cell(row) for row in rows)])
     return lines
 
 
-def _co2e_cell(row: Row) -> str:
-    """Mean of the runs' low ends to mean of their high ends; only if every run of the row has them."""
-    found = [co2e for run in row.runs if (co2e := run.record.best_co2e)]
-    if not found or len(found) < len(row.runs):
-        return NOTHING
+def co2e_cell(row: Row) -> Cell:
+    """Of the energy with the teacher: mean of the runs' low ends to mean of their high ends; each needs a grid."""
+    totals = [(run.joules.with_teacher, run.record.totals) for run in row.runs]
+    found = [co2e for figure, own in totals if own and (co2e := co2e_of(figure, own.grid, own.pue))]
+    if len(found) < len(row.runs):
+        return Cell(NOTHING)
     low, high = (
         sum(values) / len(found) for values in zip(*((f.co2e_g_low, f.co2e_g_high) for f in found), strict=True)
     )
-    return gram_cell(low, high, any(run.joules.own.is_lower_bound for run in row.runs))
+    return Cell(gram_cell(low, high, row.with_teacher.is_lower_bound), high)
 
 
 def _grades_cell(row: Row) -> str:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from joulelab.errors import JoulelabError
 from joulelab.meter.figures import EnergyFigure, amount_text, labeled_text, methods_text
 from joulelab.report.compare.break_even_report import serving_costs
 from joulelab.report.compare.comparison import ComparedRun, Comparison, Row
 from joulelab.report.compare.method_rows import training_energy, training_mean, training_stage
 from joulelab.report.compare.scopes import ratio_text, ratio_value
-from joulelab.report.energy_sums import is_teacher, mean_figure
-from joulelab.report.tables.comparison_tables import equal_repeats, not_included_note
+from joulelab.report.energy_sums import Part, is_teacher, mean_figure, part_kind
+from joulelab.report.tables.comparison_tables import co2e_cell, equal_repeats, not_included_note
 from joulelab.report.tables.grid import Cell, Column, Grid, make_grid, without_column
 from joulelab.report.tables.provenance import hardware_text
-from joulelab.report.wording import NOTHING, gram_cell
-from joulelab.runs.record import RunRecord, program_energy
-from joulelab.runs.store import age
+from joulelab.report.wording import NOTHING
+from joulelab.runs.record import RunRecord
+from joulelab.runs.store import age, load_record, stores_of
 from joulelab.units import duration_text, power_text, with_prefix
 
 _TITLES = {
@@ -28,9 +31,9 @@ _TITLES = {
     "token": "J/token",
     "speed": "tokens/s",
     "inference": "Serving energy",
-    "co2e": "gCO2e, own stages",
+    "co2e": "gCO2e",
     "power": "Mean power, training",
-    "time": "Time, own stages",
+    "time": "Time",
     "hardware": "Hardware",
     "repeats": "Repeats",
     "runs": "Runs",
@@ -57,9 +60,8 @@ def brief_grid(comparison: Comparison) -> Grid:
     included = ", teacher included" if any(row.teacher_share for row in comparison.rows) else ""
     caption = f"Energy, mean per run{included} ({methods_text(found)})"
     quality = _title("quality", comparison)
-    grid = make_grid(
-        caption, f"Method|Energy>|x baseline>|Difference!|{quality}>|Time, own stages>|Grade!", rows, _note(comparison)
-    )
+    titles = f"Method|Energy>|x baseline>|Difference!|{quality}>|{_title('time', comparison)}>|Grade!"
+    grid = make_grid(caption, titles, rows, _note(comparison))
     return grid if comparison.measure else without_column(grid, quality)
 
 
@@ -84,6 +86,8 @@ def _title(key: str, comparison: Comparison) -> str:
         return f"{comparison.measure.axis} [95 %]"
     if key == "inference":
         return f"{_TITLES[key]}, per {' or '.join(_served_items(comparison))}"
+    if key == "time" and any(row.unmetered or row.teacher_share for row in comparison.rows):
+        return "Time, student stages"
     return _TITLES[key]
 
 
@@ -104,9 +108,9 @@ def _cells(row: Row, comparison: Comparison, teacher: Row | None) -> dict[str, C
         "token": _item(training_energy(row.runs, "token")),
         "speed": _rate(training_mean(row.runs, "tokens_per_s"), ""),
         "inference": _inference(row, several=len(_served_items(comparison)) > 1),
-        "co2e": _co2e(row),
+        "co2e": co2e_cell(row),
         "power": _mean_power(row),
-        "time": _time(row),
+        "time": _time(row, comparison),
         "hardware": Cell(*[" / ".join(dict.fromkeys(hardware_text(run.folder) for run in row.runs))] * 2),
         "repeats": Cell(str(len(row.runs)), float(len(row.runs))),
         "runs": Cell(*[", ".join(dict.fromkeys(_short_id(run.record.run_id) for run in row.runs))] * 2),
@@ -173,30 +177,55 @@ def _inference(row: Row, several: bool) -> Cell:
     return Cell(labeled_text(mean) + (f" / {found[0].item}" if several else ""), mean.energy_j)
 
 
-def _co2e(row: Row) -> Cell:
-    found = [co2e for run in row.runs if (co2e := run.record.best_co2e)]
-    if len(found) < len(row.runs):
-        return Cell(NOTHING)
-    low, high = (sum(ends) / len(found) for ends in zip(*((f.co2e_g_low, f.co2e_g_high) for f in found), strict=True))
-    bound = any(run.joules.own.is_lower_bound for run in row.runs)
-    return Cell(gram_cell(low, high, bound), high)
-
-
 def _mean_power(row: Row) -> Cell:
     values = [stage.mean_power_w for run in row.runs if (stage := training_stage(run.record)) and stage.mean_power_w]
     return Cell(power_text(sum(values) / len(values)), sum(values) / len(values)) if values else Cell(NOTHING)
 
 
-def _time(row: Row) -> Cell:
-    values = [own_time_s(run.record) for run in row.runs if run.record.totals]
-    return Cell(duration_text(sum(values) / len(values)), sum(values) / len(values)) if values else Cell(NOTHING)
+def _time(row: Row, comparison: Comparison) -> Cell:
+    """Mean over the runs; a lower bound if a run that did some of it is gone."""
+    trained = any(_trains(other) for other in comparison.rows)
+    if trained and not _trains(row):
+        return Cell(NOTHING)  # a teacher, or a model in use
+    records = {record.run_id: record for record in comparison.records}
+    found = [[_seconds(run, part, records) for part in _timed_parts(run, trained)] for run in row.runs]
+    if not all(found):
+        return Cell(NOTHING)
+    mean_s = sum(seconds or 0.0 for times in found for seconds in times) / len(found)
+    bound = "≥ " if any(seconds is None for times in found for seconds in times) else ""
+    return Cell(f"{bound}{duration_text(mean_s)}", mean_s)
 
 
-def own_time_s(record: RunRecord) -> float:
-    """Without setup and without making shared artifacts, which whichever member runs first does for all."""
-    shared = () if is_teacher(record) else ("teacher", "data")
-    own = [stage.duration_s for stage in record.stages if stage.is_method_work and stage.role not in shared]
-    return sum(own) if own and program_energy(record) is None else record.best_duration_s
+def _trains(row: Row) -> bool:
+    return any(part.is_student_stage and not part.inherited for run in row.runs for part in run.parts)
+
+
+def _timed_parts(run: ComparedRun, trained: bool) -> list[Part]:
+    """The student stages, inherited ones included, as their energy is: which run did them is chance."""
+    if trained:
+        return [part for part in run.parts if part.is_student_stage]
+    if is_teacher(run.record):
+        return [part for part in run.parts if part.is_teachers and part.kinds]
+    return [part for part in run.parts if not part.inherited]
+
+
+def _seconds(run: ComparedRun, part: Part, records: Mapping[str, RunRecord]) -> float | None:
+    """None if the record of the run that did it is neither in the comparison nor in the run's store."""
+    if part.duration_s is not None:
+        return part.duration_s
+    maker = _maker(run, part, records)
+    stages = maker.stages if maker else ()
+    same = [one for one in stages if (one.part_of or one.name) in part.stages and part_kind(one) == part.kind]
+    return sum(stage.duration_s for stage in same) if same else None
+
+
+def _maker(run: ComparedRun, part: Part, records: Mapping[str, RunRecord]) -> RunRecord | None:
+    made_by = next(one.made_by for one in run.record.inherited if one.key == part.key)
+    if made_by not in records:
+        for store in stores_of(run.folder, run.record.store):
+            with suppress(JoulelabError, OSError):  # it was removed, or is not readable
+                return load_record(store / made_by)
+    return records.get(made_by)
 
 
 def _grade(row: Row) -> Cell:
