@@ -25,7 +25,7 @@ from joulelab.runs.artifacts import read_bill
 from joulelab.runs.context import Stage
 from joulelab.runs.execute import execute
 from joulelab.runs.record import RunRecord
-from joulelab.runs.spec import check
+from joulelab.runs.spec import check, load_spec, parse_overrides
 
 LOSSES = [("forward", 0.0), ("reverse", 1.0), ("jsd", 0.1), ("jsd", 0.5), ("jsd", 0.9)]
 SHORT = {"prompt_tokens": 18}
@@ -91,6 +91,13 @@ def test_losses_and_gradients_are_those_of_trl(divergence, beta):
 
 
 # settings
+
+
+def test_a_preset_on_the_command_line_replaces_that_of_the_experiment():
+    found = load_spec("on-policy-tiny", parse_overrides(["on_policy.preset=minillm"]))
+    assert (found.on_policy.divergence, found.on_policy.student_share) == ("reverse", 1.0)
+    own = load_spec("on-policy-tiny")
+    assert (own.on_policy.divergence, own.on_policy.student_share) == ("forward", 0.25)
 
 
 def test_presets_set_what_is_not_named():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 MODULES = {"vllm": "vllm/entrypoints/openai/api_server.py", "sglang": "sglang/launch_server.py"}
 SERVER = """
-import argparse, os, signal, subprocess, sys, time
+import argparse, os, signal, socket, struct, subprocess, sys, time
 sys.path.insert(0, {folder!r})
 parser = argparse.ArgumentParser()
 for name in ("--model", "--model-path", "--tokenizer", "--tokenizer-path", "--served-model-name", "--host", "--dtype",
@@ -40,6 +40,16 @@ if given.behave == "die-later":
             os._exit(1)
         answer(self)
     made.do_POST = post
+if given.behave == "reset-once":
+    first, plain = [1], made.do_POST
+    def post_or_reset(self):
+        if first:
+            first.clear()
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            return
+        plain(self)
+    made.do_POST = post_or_reset
 if given.sleep:
     slow = made.do_POST
     made.do_POST = lambda self: (time.sleep(given.sleep), slow(self))

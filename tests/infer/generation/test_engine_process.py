@@ -99,6 +99,13 @@ def test_an_engine_that_ends_while_it_generates_is_explained_by_its_log(tmp_path
         list(generator.generate([f"w{number % 40}" for number in range(60)]))
 
 
+def test_a_reset_connection_is_retried(tmp_path, model_folder, python):
+    engine = started(python, model_folder, tmp_path / "engine.log", "--behave", "reset-once")
+    generator = EngineGenerator(engine, make_tokenizer(), (3,), GREEDY, identity="tiny", concurrency=2)
+    with closing_generator(generator):
+        assert len(list(generator.generate(PROMPTS))) == len(PROMPTS)
+
+
 def test_an_engine_that_is_never_ready_is_stopped_with_its_workers(tmp_path, model_folder, python):
     log = tmp_path / "engine.log"
     with pytest.raises(JoulelabError, match="was not ready after"):

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -15,11 +16,13 @@ from joulelab.errors import ConfigError, JoulelabError
 from joulelab.infer.generation.completions import generate_into
 from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.server import (
+    EncodedPrompt,
     Endpoint,
     ServerGenerator,
     TokenPrompts,
     classify_listeners,
     locate_server,
+    request_body,
     unmetered_gpus,
 )
 from joulelab.infer.generation.settings import GenerationSettings
@@ -164,6 +167,12 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_reported():
         server.ask()
 
 
+@pytest.mark.parametrize(("tries", "text"), [(1, "after 1 attempt: HTTP 503"), (2, "after 2 attempts: HTTP 503")])
+def test_a_server_that_stays_busy_is_reported_with_the_number_of_attempts(tries, text):
+    with Canned(*[(503, {"error": "busy"})] * tries) as server, pytest.raises(JoulelabError, match=text):
+        replace(server.endpoint, tries=tries).post("/completions", {})
+
+
 def test_what_did_not_end_by_itself_counts_as_interrupted():
     with Canned(*((200, reply(reason)) for reason in ("stop", "length", "content_filter", None))) as server:
         assert [server.ask().finish_reason for _ in range(4)] == ["stop", "length", "length", "stop"]
@@ -193,6 +202,21 @@ def test_the_body_states_what_the_settings_state():
     assert greedy["stop"] == ["\n"]
     assert (sampled["temperature"], sampled["top_p"], sampled["top_k"]) == (0.7, 0.9, 5)
     assert 0 <= sampled["seed"] < 2**31
+
+
+def test_every_answer_to_every_prompt_has_its_own_seed():
+    """With the same seeds, different prompts are answered by the same random numbers, and often the same text."""
+    settings = GenerationSettings(do_sample=True, n=2, seed=3)
+    chats = [[{"role": "user", "content": text}] for text in ("w1", "w2")]
+    encoded = [EncodedPrompt([1, 2], ()), EncodedPrompt([1, 3], ())]
+    asked = [("w1", None), ("w2", None), *((chat, None) for chat in chats), *(("w1", one) for one in encoded)]
+    seeds = [
+        request_body("any", settings, prompt, answer, {}, tokens)[1]["seed"]
+        for prompt, tokens in asked
+        for answer in range(2)
+    ]
+    assert len(set(seeds)) == len(seeds) == 12
+    assert seeds[0] == request_body("other", settings, "w1", 0, {})[1]["seed"]
 
 
 def test_a_seed_is_left_out_if_answers_need_not_be_reproducible():

@@ -227,6 +227,7 @@ class Generation(Section):
 ON_POLICY_PRESETS: dict[str, dict[str, Any]] = {
     "gkd": {"divergence": "jsd", "beta": 0.5, "student_share": 0.5},
     "minillm": {"divergence": "reverse", "student_share": 1.0},
+    "weak-start": {"divergence": "forward", "student_share": 0.25},
 }
 
 
@@ -235,10 +236,11 @@ class OnPolicy(Section):
 
     aliases: ClassVar = {"lambda": "student_share", "lmbda": "student_share"}
 
-    preset: Literal["gkd", "minillm"] | None = None
+    preset: Literal["gkd", "minillm", "weak-start"] | None = None
     """Defaults of a publication: `gkd` (Agarwal et al., 2024, as in TRL: Jensen-Shannon divergence with beta 0.5, half
     of the batches written by the student) or `minillm` (Gu et al., 2024: reverse KL, all batches written by the
-    student; per token, without its policy-gradient term). Settings that you name take precedence."""
+    student; per token, without its policy-gradient term); or `weak-start` (forward KL, a quarter of the batches), for a
+    student that still writes poorly. Settings that you name take precedence."""
     divergence: Literal["forward", "reverse", "jsd"] = "jsd"
     """Per token: `forward` KL(teacher || student), `reverse` KL(student || teacher), or `jsd`, the generalized
     Jensen-Shannon divergence."""

@@ -66,6 +66,10 @@ class ChosenEngine:
     """Of an engine that runs as a child process."""
 
     @property
+    def sends_requests(self) -> bool:
+        return self.installation is not None or self.name == "server"
+
+    @property
     def key(self) -> str | None:
         """For the key of the answers; None for engines that answers of earlier versions were keyed without."""
         if self.installation is not None:

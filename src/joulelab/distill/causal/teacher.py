@@ -55,6 +55,7 @@ from joulelab.infer.generation.completions import (
     write_completions,
 )
 from joulelab.infer.generation.sampler import SAMPLING
+from joulelab.infer.generation.server import SAMPLING as REQUEST_SAMPLING
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import Stage
 from joulelab.runs.paths import read_json, write_json
@@ -294,7 +295,7 @@ class _GenerationWork:
             "precision": self.context.teacher_precision_key,
         }
         if spec.generation.answer.do_sample:
-            inputs["sampling"] = SAMPLING
+            inputs["sampling"] = REQUEST_SAMPLING if self.chosen.sends_requests else SAMPLING
         if self.chosen.key is not None:
             inputs["engine"] = self.chosen.key
         parents, batch_size = [self.teacher.bill, data.bill, *prompt_bills(self.context)], spec.teacher.batch_size

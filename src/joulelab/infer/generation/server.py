@@ -33,6 +33,7 @@ from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.meter.sensors.gpu_selection import select_gpus
 from joulelab.meter.sensors.nvml import compute_pids, opened_cards
 from joulelab.total_timeout import timed_opener
+from joulelab.units import plural
 
 FORWARDERS = frozenset({"ssh", "sshd", "autossh", "socat", "kubectl", "haproxy", "nginx", "envoy", "rinetd", "stunnel"})
 _ANY_ADDRESS = ("0.0.0.0", "::", "*")
@@ -136,6 +137,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _POLL_S = 0.2
 # Prompts that are tokenized in one call.
 _ENCODED_AT_ONCE = 1024
+SAMPLING = 3
+"""Version of the seeds of requests, for the keys of sampled answers; until 2 all prompts had the same ones."""
 _RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -183,7 +186,7 @@ class Endpoint:
             except _TemporaryFailure as error:
                 if attempt == self.tries:
                     raise JoulelabError(
-                        f"{self.base_url}{path} failed {self.tries} times: {error}",
+                        f"{self.base_url}{path} failed after {plural(self.tries, 'attempt')}: {error}",
                         "see the server's log; completions so far are saved, and the run can be resumed",
                     ) from error
                 if self.closed.wait(self.pause_s * 2 ** (attempt - 1)):
@@ -271,7 +274,8 @@ def request_body(
     body: dict[str, Any] = {"model": model, "max_tokens": settings.max_new_tokens, "stream": False}
     if settings.do_sample:
         body |= {"temperature": settings.temperature, "top_p": settings.top_p}
-        body |= {"seed": _seed(settings.seed, answer)} if with_seed else {}
+        asked = list(as_tokens.ids) if as_tokens is not None else as_messages(prompt) or prompt
+        body |= {"seed": _seed(settings.seed, asked, answer)} if with_seed else {}
         body |= {"top_k": settings.top_k} if settings.top_k else {}
     else:
         body |= {"temperature": 0.0}
@@ -332,9 +336,11 @@ def _missing_field(reply: object) -> str:
     return "number in usage.completion_tokens"
 
 
-def _seed(seed: int, answer: int) -> int:
-    """A different seed for each answer, in the 31 bits that every server accepts."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{answer}".encode()).digest()[:4], "little") >> 1
+def _seed(seed: int, prompt: object, answer: int) -> int:
+    """A different one for each answer to each prompt, in the 31 bits that every server accepts: with one seed for all
+    prompts, their answers would be sampled by the same random numbers."""
+    text = f"{seed}:{answer}:{json.dumps(prompt)}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little") >> 1
 
 
 class ServerGenerator:
