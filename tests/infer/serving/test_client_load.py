@@ -174,14 +174,47 @@ def refuse(handler):
         (lambda handler: send_events(handler, "[DONE]"), "no text"),
         (lambda handler: send_events(handler, "{broken"), "JSONDecodeError"),
         (lambda handler: send_events(handler, {"error": {"message": "out of memory"}}, "[DONE]"), "out of memory"),
+        (lambda handler: send_events(handler, {"choices": [{"text": ""}]}, "[DONE]"), "no text"),
+        (lambda handler: send_events(handler, ends("abort"), usage(1), "[DONE]"), "no text (finish_reason abort)"),
+        (lambda handler: send_events(handler, ends("stop"), usage(1)), "ended without"),
+        (lambda handler: send_events(handler, ends("stop"), {"error": {"message": "no"}}, "[DONE]"), "no"),
     ],
 )
 def test_a_failed_request_has_its_reason(reply, expected):
+    assert expected in answer_of(reply).error
+
+
+def ends(reason):
+    return {"choices": [{"text": "", "finish_reason": reason}]}
+
+
+def usage(tokens):
+    return {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": tokens}}
+
+
+def answer_of(reply):
     server = failing_server(reply)
     asked = SentRequest(time.monotonic_ns())
     StreamingClient(f"http://127.0.0.1:{server.server_address[1]}/v1", timeout_s=5).ask(asked, "/completions", BODY)
     server.shutdown()
-    assert expected in asked.error
+    return asked
+
+
+@pytest.mark.parametrize(
+    "first", [ends("stop"), {"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": "stop"}]}]
+)
+def test_an_answer_that_is_the_end_token_is_one_token_whose_time_is_that_of_its_end(first):
+    def reply(handler):
+        send_events(handler, first)
+        time.sleep(0.2)
+        handler.wfile.write(f"data: {json.dumps(usage(1))}\n\ndata: [DONE]\n\n".encode())
+
+    asked = answer_of(reply)
+    assert not asked.error and (asked.completion_tokens, asked.prompt_tokens) == (1, 4)
+    assert len(asked.chunk_ns) == 1 and asked.done_ns == asked.chunk_ns[0]
+    assert (time.monotonic_ns() - asked.chunk_ns[0]) / NS > 0.2, "the finish reason, not the usage after it"
+    assert asked.time_per_output_token_s is None
+    assert not answer_of(lambda handler: send_events(handler, usage(1), "[DONE]")).error
 
 
 def test_a_load_on_a_server_that_refuses_everything_ends_at_once():

@@ -9,6 +9,7 @@ import tempfile
 import engine_stand_in
 import psutil
 import pytest
+import torch
 from commands import joulelab_here, shown
 from tiny_lm import make_model, make_tokenizer
 
@@ -146,6 +147,21 @@ def test_what_cannot_be_measured_is_refused_before_the_run(words, text, tmp_path
 def test_a_model_that_the_server_lacks_is_refused(tiny_server, tmp_path):
     done = measure(tmp_path / "runs", "--server", tiny_server[0].url, "--model", "other")
     assert done.returncode == 2 and "it lists tiny" in done.stderr and not (tmp_path / "runs").exists()
+
+
+def test_a_server_whose_answer_is_the_end_token_can_be_measured(tiny_server, tmp_path):
+    server, tokenizer = tiny_server
+    ended = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    prompts = (f"w{k}" for k in range(40))
+    prompt = next(one for one in prompts if first_token(tokenizer, one) in (ended, tokenizer.eos_token_id))
+    (tmp_path / "prompts.txt").write_text(prompt + "\n")
+    spec = check({"pipeline": "serving", "server": server.url, "prompts": str(tmp_path / "prompts.txt")})
+    assert spec.require_server() == "tiny"
+
+
+def first_token(tokenizer, prompt):
+    ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+    return int(make_model()(input_ids=ids).logits[0, -1].argmax())
 
 
 def test_prompts_of_a_file_are_sent_in_order_and_random_words_differ(tmp_path):

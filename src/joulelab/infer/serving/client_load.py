@@ -35,6 +35,8 @@ BIN_S = 0.5
 _MIN_BINS = 8
 _MAX_IN_FLIGHT = 2048
 _CHECK_S = 0.25
+# An answer without text that ended for another reason (abort, error) is a failure.
+_FINISHED = ("stop", "length")
 
 
 @dataclass
@@ -46,10 +48,12 @@ class SentRequest:
     completion_tokens: int = 0
     """0 until the server has reported them."""
     chunk_ns: list[int] = field(default_factory=list)
-    """Arrival of each part of the answer that has text."""
+    """Arrival of each part of the answer that has text; of an answer that consists of an end token, of its end."""
     done_ns: int = 0
     """0: not finished when the load ended."""
     error: str = ""
+    ended_ns: int = 0
+    """First event with a finish reason or a number of output tokens; 0: none yet."""
 
     @property
     def time_to_first_token_s(self) -> float:
@@ -57,8 +61,8 @@ class SentRequest:
 
     @property
     def time_per_output_token_s(self) -> float | None:
-        """Mean time between two tokens after the first; None for an answer of one token."""
-        if self.completion_tokens < 2:
+        """Mean time between two tokens after the first; None for an answer of one token or one part."""
+        if self.completion_tokens < 2 or len(self.chunk_ns) < 2:
             return None
         return (self.chunk_ns[-1] - self.chunk_ns[0]) / NS / (self.completion_tokens - 1)
 
@@ -125,9 +129,12 @@ class StreamingClient:
                 continue
             now_ns, event = time.monotonic_ns(), line[5:].strip()
             if event == b"[DONE]":
+                # A model may answer with the end token at once: one token without text.
+                if not request.chunk_ns and request.ended_ns:
+                    request.chunk_ns.append(request.ended_ns)
                 request.done_ns = request.chunk_ns[-1] if request.chunk_ns else now_ns
                 if not request.chunk_ns:
-                    request.error = request.error or "the answer has no text"
+                    request.error = request.error or "the answer has no text, finish_reason or usage"
                 return
             # Parsing every chunk would make a fast server wait for this client: once there is text, only the usage
             # and errors matter.
@@ -143,12 +150,18 @@ def _take(chunk: Mapping[str, Any], request: SentRequest, now_ns: int) -> None:
     usage = chunk.get("usage") or {}
     request.prompt_tokens = int(usage.get("prompt_tokens") or request.prompt_tokens)
     request.completion_tokens = int(usage.get("completion_tokens") or request.completion_tokens)
+    if request.completion_tokens:
+        request.ended_ns = request.ended_ns or now_ns
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or {}
         # A reasoning model writes its thoughts into a separate field; they are output tokens too.
         if choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"):
             request.chunk_ns.append(now_ns)
             return
+        if reason := choice.get("finish_reason"):
+            request.ended_ns = request.ended_ns or now_ns
+            if reason not in _FINISHED:
+                request.error = request.error or f"the answer has no text (finish_reason {reason})"
 
 
 def _message(raw: bytes) -> str:
