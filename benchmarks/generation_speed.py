@@ -332,6 +332,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=540.0, help="skip what would begin later than this")
     parser.add_argument("--engines", default="builtin,generate,vllm", help=f"of {', '.join(ENGINES)}")
     parser.add_argument("--generate", default="all", help="cases of generate: all, none, or comma-separated")
+    parser.add_argument("--vllm", default="all", help="cases of vLLM: all, or comma-separated")
     parser.add_argument("--vllm-python", default=sys.executable, help="Python of an environment with vLLM")
     parser.add_argument("--vllm-path", help="PYTHONPATH of that Python")
     options = parser.parse_args()
@@ -361,7 +362,8 @@ def main() -> None:
                 print(f"{case}  {results[-1].text([])}", flush=True)
                 free()
         if "vllm" in engines and has_vllm:
-            results += bench.vllm(cases, folder)
+            chosen = [case for case in cases if options.vllm == "all" or str(case) in options.vllm.split(",")]
+            results += bench.vllm(chosen, folder)
         meter.stop()
         trace = load_trace(folder / "trace.jsonl")
         for result in results:
