@@ -142,7 +142,8 @@ class EngineProcess:
 
     def __init__(self, installation: EngineInstallation, command: Sequence[str], port: int, log: Path) -> None:
         self.installation, self.log = installation, log
-        self.endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", tries=1)
+        # With retries: an engine under load resets single connections; that it has ended is noticed by its process.
+        self.endpoint = Endpoint(f"http://127.0.0.1:{port}/v1")
         log.parent.mkdir(parents=True, exist_ok=True)
         self._guard = start_guard()
         try:
