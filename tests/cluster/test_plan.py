@@ -8,7 +8,7 @@ import pytest
 from joulelab import lookup
 from joulelab.cluster.plan import Member, plan, require_ranks, require_shards, usual_steps
 from joulelab.distill.causal.config import shard_specs
-from joulelab.errors import UsageError
+from joulelab.errors import ConfigError, UsageError
 from joulelab.runs.spec import RunSpec, check, merge, read_experiment
 
 STORE = Path("/shared/runs")
@@ -76,6 +76,13 @@ def test_shards_are_refused_where_there_is_nothing_to_split():
             shard_specs([check(read_experiment(name))], 4)
     with pytest.raises(UsageError, match="which --steps leaves out"):
         require_shards(4, ("data", "students"))
+
+
+def test_a_parallel_kind_needs_several_processes_of_the_job():
+    spec = check({"pipeline": "train", "model": "gpt2", "training": {"parallel": "fsdp"}})
+    require_ranks(spec, nodes=1, ranks=2)
+    with pytest.raises(ConfigError, match="parallel=fsdp requires several ranks"):
+        require_ranks(spec, nodes=1, ranks=1)
 
 
 def test_pipelines_that_share_their_work_are_those_that_join_the_ranks():

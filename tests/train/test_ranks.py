@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import joulelab_here
 from ragged_language import language_trainer
 
 from joulelab.errors import ConfigError
@@ -77,3 +78,27 @@ def test_a_parallel_kind_without_ranks_is_refused_with_the_way_out():
     with pytest.raises(ConfigError, match="requires several ranks") as refused:
         language_trainer(8, parallel="fsdp")
     assert "torchrun" in refused.value.hint
+
+
+@pytest.mark.samples
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("train", "gpt2", "training.parallel=fsdp"), "parallel=fsdp requires several ranks but there is one"),
+        (("train", "gpt2", "--trainer", "ddp"), "parallel=ddp requires several ranks but there is one"),
+        (("run", "sft-tiny", "training.parallel=fsdp"), "parallel=fsdp requires several ranks but there is one"),
+        (("run", "fitnets-quick", "training.parallel=fsdp"), "the pipeline 'classify' runs in a single process"),
+    ],
+)
+def test_a_parallel_kind_without_torchrun_is_refused_before_there_is_a_run(words, text, tmp_path):
+    done = joulelab_here(*words, "--runs-dir", tmp_path / "runs")
+    assert done.returncode == 2 and text in " ".join(done.stderr.split()), done.stderr
+    assert not (tmp_path / "runs").exists()
+    planned = joulelab_here(*words, "--dry-run", "--runs-dir", tmp_path / "runs")
+    assert planned.returncode == 0, "settings can be checked where there are no ranks"
+
+
+@pytest.mark.samples
+def test_what_trains_no_model_needs_no_ranks(tmp_path):
+    words = ("run", "sft-tiny", "training.parallel=fsdp", "--until", "data", "--runs-dir", tmp_path / "runs")
+    assert joulelab_here(*words).returncode == 0

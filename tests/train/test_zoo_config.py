@@ -33,6 +33,15 @@ def test_a_short_training_has_some_lines_of_metrics():
     assert spec_of("training.max_steps=5", "training.log_every_steps=3").training.log_every_steps == 3
 
 
+@pytest.mark.parametrize("setting", ["training.weights=bf16", "training.matmul=fp8"])
+def test_auto_is_the_precision_that_another_setting_needs(setting):
+    assert spec_of().training.precision == "auto"
+    assert spec_of(setting).training.precision == "bf16"
+    assert spec_of(setting, "training.precision=auto").training.precision == "bf16"
+    with pytest.raises(ConfigError, match="but precision is fp32"):
+        spec_of(setting, "training.precision=fp32")
+
+
 def test_settings_written_to_a_folder_are_read_back_as_they_were():
     spec = spec_of("size=tiny", "training.max_steps=5", "shape.tokens=16", "training.stats=[simple]")
     assert check(spec.model_dump(mode="json")) == spec

@@ -52,11 +52,6 @@ class DistillSpec(TrainingRunSpec):
             raise ValueError(f"{error.message}; {error.hint}") from None
         return tuple(dict.fromkeys(str(files.get(name, name)) for name in names))
 
-    @property
-    def trainings(self) -> tuple[TrainingConfig, ...]:
-        """The trainings this run may do."""
-        raise NotImplementedError
-
     def require_packages(self) -> None:
         lookup.require_packages("this run", *self.requires)
 

@@ -125,6 +125,11 @@ def current_rank() -> RankInfo:
     return RankInfo(int(os.environ["RANK"]), world, _job_name(os.environ, os.getppid()))
 
 
+def started_by_torchrun() -> bool:
+    """Also with one rank, which may resume a training of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 or "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def _job_name(environ: Mapping[str, str], launcher_pid: int) -> str:
     """Identical for all ranks of one start of a job, and different for every other start."""
     parts = [environ["TORCHELASTIC_RUN_ID"], environ.get("MASTER_PORT", "")]

@@ -379,6 +379,10 @@ class RunSpec(Section):
         Each check raises a `UsageError`."""
         yield from ()
 
+    def require_ranks(self, several: bool) -> None:
+        """Raise `ConfigError` if a training of this run needs several ranks and there is one. Not one of `checks`,
+        which are also made on a login node."""
+
     def require_packages(self) -> None:
         """Raise `DependencyMissing` if a package is not installed without which no stage can run."""
 

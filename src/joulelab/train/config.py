@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
+from joulelab.errors import ConfigError
 from joulelab.runs.spec import RunSpec, Section
 
 Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "sgd"]
@@ -140,6 +141,14 @@ class TrainingConfig(Section):
             )
         return self
 
+    def require_ranks(self, several: bool) -> None:
+        if self.parallel in ("ddp", "fsdp") and not several:
+            raise ConfigError(
+                f"parallel={self.parallel} requires several ranks but there is one",
+                "start with torchrun --nproc-per-node N -m joulelab ... (in a job: joulelab submit --gpus N), or set "
+                "parallel=auto",
+            )
+
     def require_packages(self) -> None:
         if self.optimizer == "adamw-8bit":
             lookup.require_packages("optimizer=adamw-8bit", "bitsandbytes")
@@ -151,3 +160,18 @@ class TrainingRunSpec(RunSpec):
     telemetry_every: int | None = Field(None, ge=0)
     """Optimizer steps between rows of `distill_power.csv`, in addition to one row at the start of each training and one
     after each evaluation. 0 writes only those rows; null disables the file."""
+
+    @property
+    def trainings(self) -> tuple[TrainingConfig, ...]:
+        """The trainings this run may do."""
+        return ()
+
+    def require_ranks(self, several: bool) -> None:
+        for training in self.trainings:
+            if training.parallel in ("ddp", "fsdp") and not self.shares_ranks:
+                raise ConfigError(
+                    f"parallel={training.parallel} requires several ranks, but the pipeline '{self.pipeline}' runs in "
+                    "a single process",
+                    "set parallel=auto",
+                )
+            training.require_ranks(several)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from joulelab.errors import ConfigError
+from joulelab.runs.execute import started_by_torchrun
 from joulelab.train.config import TrainingConfig
 
 TIMEOUT = timedelta(minutes=10)
@@ -52,11 +53,6 @@ class Ranks:
 
 
 SINGLE_RANK = Ranks()
-
-
-def started_by_torchrun() -> bool:
-    """Also with one rank, which may resume a training of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 @contextmanager
@@ -97,11 +93,7 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def parallel_mode(config: TrainingConfig, ranks: Ranks) -> str:
-    if config.parallel in ("ddp", "fsdp") and ranks.world == 1 and not has_process_group():
-        raise ConfigError(
-            f"parallel={config.parallel} requires several ranks but there is one",
-            "start with torchrun --nproc-per-node N, or set parallel=auto",
-        )
+    config.require_ranks(ranks.world > 1 or has_process_group())
     if config.parallel == "fsdp" and config.precision == "fp16":
         raise ConfigError("loss scaling for fp16 is not supported with fsdp", "use precision=bf16 with parallel=fsdp")
     if config.parallel == "none" and ranks.world > 1:

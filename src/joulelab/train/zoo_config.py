@@ -35,7 +35,8 @@ class ZooTraining(TrainingConfig):
 
     precision: Literal[Precision, "auto"] = "auto"  # type: ignore[assignment]
     """fp32; tf32 matrix products; or autocast to bf16 or fp16 (with loss scaling) over fp32 weights. auto: on a GPU
-    bf16 if a short trial finds it faster than fp32 with the same loss; fp32 elsewhere."""
+    bf16 if a short trial finds it faster than fp32 with the same loss; fp32 elsewhere. With weights=bf16 or matmul=fp8,
+    which need it, auto is bf16."""
     compile: Literal[CompileMode, "auto"] = "auto"  # type: ignore[assignment]
     """Mode of torch.compile; `blocks` compiles one layer of a deep model and reuses it for all, which starts faster.
     auto: on a GPU compiled (`blocks` for many layers) if the same trial expects a shorter training, compilation
@@ -91,12 +92,17 @@ class TrainSpec(TrainingRunSpec):
         entry = find_model(name)
         size = entry.sizes.get(settings.get("size") or entry.default_size)
         defaults = {"batch_size": size.batch_size} if size else {}
-        training = defaults | _derived_defaults(training) | training | _absolute_trackers(training)
+        training = defaults | _derived_defaults(training) | training
+        training |= _absolute_trackers(training) | _needed_precision(training)
         return {"name": entry.name} | dict(settings) | {"model": _absolute(name), "training": training}
 
     @property
     def entry(self) -> ZooEntry:
         return find_model(self.model)
+
+    @property
+    def trainings(self) -> tuple[TrainingConfig, ...]:
+        return (self.training,)
 
     @property
     def request(self) -> WorkloadRequest:
@@ -177,6 +183,12 @@ def _absolute(name: str) -> str:
 def _absolute_trackers(training: Mapping[str, Any]) -> dict[str, Any]:
     stats = training.get("stats")
     return {"stats": [_absolute(str(name)) for name in stats]} if isinstance(stats, list) else {}
+
+
+def _needed_precision(training: Mapping[str, Any]) -> dict[str, Any]:
+    """With weights in bf16 or products in fp8, `auto` has nothing to choose."""
+    needs_bf16 = training.get("weights") == "bf16" or training.get("matmul") == "fp8"
+    return {"precision": "bf16"} if needs_bf16 and training.get("precision", "auto") == "auto" else {}
 
 
 def _derived_defaults(training: Mapping[str, Any]) -> dict[str, Any]:
