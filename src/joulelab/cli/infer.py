@@ -331,6 +331,8 @@ def usage_of(params: Mapping[str, Any]) -> str:
     if "against" in given:
         _refuse_others("--against, which measures nothing", given, {*_FOR_PAIRS, "words", "runs_dir", "as_json"})
         return "pair"
+    if "prompts" in given and "prompt_tokens" in given:
+        raise UsageError("--prompt-tokens has no effect with --prompts, which have their own lengths", "leave one out")
     if "server" in given or "engine" in given:
         _refuse_others("--server and --engine", given, {*_FOR_SERVERS, *_ALSO_FOR_SERVERS})
         return "serving"
@@ -350,8 +352,6 @@ def usage_of(params: Mapping[str, Any]) -> str:
         if name in _NOT_FOR_TEXT:
             instead = "use --prompt-tokens and --new-tokens" if name == "seq_length" else "leave it out"
             raise UsageError(f"{_flag(name)} has no effect on generated text", instead)
-    if "prompts" in given and "prompt_tokens" in given:
-        raise UsageError("--prompt-tokens has no effect with --prompts, which have their own lengths", "leave one out")
     return "text"
 
 

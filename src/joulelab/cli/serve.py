@@ -84,7 +84,7 @@ def serve(
 
       joulelab serve my-org/model --dtype nf4 --batch-size 32 --context 4096
     """
-    from joulelab.infer.serving.config import ServedModel
+    from joulelab.infer.serving.config import ServedModel, require_port
 
     # Signals before the model is loaded end the process at once, as for any other command.
     settings = ServedModel.checked(
@@ -97,8 +97,7 @@ def serve(
         threads=threads,
         name=name,
     )
-    if not 0 <= port <= 65535:
-        raise UsageError(f"--port {port}: expected a number from 0 to 65535", "leave it out to use 8000")
+    require_port(port)
     note(f"loading {model}")
     server = CALCULATIONS.resolve("model-server")(settings, port)
     for text in server.notes:

@@ -13,7 +13,7 @@ import torch
 from commands import joulelab_here, shown
 from tiny_lm import make_model, make_tokenizer
 
-from joulelab.errors import JoulelabError
+from joulelab.errors import JoulelabError, UsageError
 from joulelab.infer.serving import config, serving_pipeline
 from joulelab.infer.serving.config import ServingSpec
 from joulelab.meter.config import EnergyConfig
@@ -67,6 +67,18 @@ def test_the_energy_of_a_server_elsewhere_is_missing(tiny_server, tmp_path, monk
     row = json.loads(done.stdout)["serving"][0]
     assert row["energy"]["output_token"] is None and "192.0.2.1" in row["why_no_energy"]
     assert row["output_tokens_per_s"] > 0 and row["energy_method"] == "missing"
+    assert (row["device"], row["gpus"], row["gpu_model"]) == ("", None, ""), "unknown, not a CPU"
+
+
+def test_a_rate_that_the_server_does_not_keep_up_with_is_reported_on_the_screen(tiny_server, tmp_path, monkeypatch):
+    summarize = serving_pipeline.load_values
+    monkeypatch.setattr(serving_pipeline, "load_values", lambda *load: summarize(*load) | {"overloaded": True})
+    done = measure(tmp_path, "--server", tiny_server[0].url, "--rate", "4", *SHORT)
+    assert done.returncode == 0, done.stderr
+    text = " ".join(f"{done.stdout} {done.stderr}".split())
+    assert (
+        text.count("warning: 4 requests/s: the server does not keep up with this rate, so the row is not steady") == 1
+    )
 
 
 @pytest.mark.slow
@@ -133,6 +145,14 @@ def test_a_builtin_engine_that_never_becomes_ready_is_stopped():
         (("--server", "http://127.0.0.1:9/v1", "--norm", "none"), "--norm has no effect"),
         (("--server", "http://127.0.0.1:9/v1", "--prompts", "absent.txt"), "absent.txt"),
         (("smollm2", "--concurrency", "4"), "applies to a server"),
+        (
+            ("--server", "http://127.0.0.1:9/v1", "--prompts", "q.txt", "--prompt-tokens", "256"),
+            "--prompt-tokens has no effect with --prompts",
+        ),
+        (
+            ("--server", "http://127.0.0.1:9/v1", "prompts=q.txt", "prompt_tokens=64-512"),
+            "prompts have their own lengths; omit prompt_tokens",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_the_run(words, text, tmp_path):
@@ -162,6 +182,31 @@ def test_a_server_whose_answer_is_the_end_token_can_be_measured(tiny_server, tmp
 def first_token(tokenizer, prompt):
     ids = torch.tensor([tokenizer(prompt)["input_ids"]])
     return int(make_model()(input_ids=ids).logits[0, -1].argmax())
+
+
+@pytest.mark.parametrize(
+    "error, hint",
+    [
+        ("HTTP 400: unknown parameter 'ignore_eos'", "set ignore_eos=false: the server does not know it"),
+        ("HTTP 400: This model's maximum context length is 512 tokens.", "lower --prompt-tokens, or start the server"),
+        ("HTTP 401: invalid token", "see the server's log; ignore_eos=false leaves ignore_eos out"),
+    ],
+)
+def test_the_hint_fits_the_error_of_the_server(error, hint, monkeypatch):
+    spec = check({"pipeline": "serving", "server": "http://localhost:1/v1"})
+    monkeypatch.setattr(config, "listed_models", lambda url: ["m"])
+    monkeypatch.setattr(
+        config.StreamingClient, "ask", lambda client, request, path, body: setattr(request, "error", error)
+    )
+    with pytest.raises(UsageError) as refused:
+        spec.require_server()
+    assert refused.value.hint.startswith(hint)
+
+
+def test_a_prompt_without_room_is_refused_with_what_to_lower(tiny_server, tmp_path):
+    done = measure(tmp_path / "runs", "--server", tiny_server[0].url, "--prompt-tokens", "5000")
+    assert done.returncode == 2 and "room for 64" in done.stderr and "lower --prompt-tokens" in done.stderr
+    assert "ignore_eos" not in done.stderr and not (tmp_path / "runs").exists()
 
 
 def test_prompts_of_a_file_are_sent_in_order_and_random_words_differ(tmp_path):

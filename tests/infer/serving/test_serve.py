@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -240,3 +241,11 @@ def test_what_cannot_be_served_is_refused_before_it_is_loaded(model_folder, tmp_
     ):
         code, out, err = joulelab("serve", *words, "--device", "cpu")
         assert code == 2 and text in err and not out, err
+
+
+def test_a_port_in_use_is_refused_before_the_model_is_loaded(model_folder, joulelab):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        code, _, err = joulelab("serve", model_folder, "--device", "cpu", "--port", port)
+    assert code == 2 and f"port {port} of 127.0.0.1 cannot be used" in err
+    assert "loading" not in err

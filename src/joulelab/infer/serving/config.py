@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ from joulelab.runs.spec import RunSpec
 from joulelab.zoo.quantization import is_quantized, quantization_packages, require_quantization
 
 ServedDtype = Literal["auto", "fp32", "bf16", "fp16", "int8", "nf4", "fp8", "fp8-weights", "int4"]
+LOOPBACK = "127.0.0.1"
+"""`joulelab serve` listens here only."""
 DEFAULT_CONTEXT = 2048
 _BATCH = {True: 64, False: 16}
 MAX_BATCH = 1024
@@ -110,6 +113,20 @@ def _uses_gpu(device: str) -> bool:
             "omit --device or use --device cpu",
         )
     return found
+
+
+def require_port(port: int) -> None:
+    """Raise before a framework is imported and a model is loaded if the port cannot be used."""
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port {port}: expected a number from 0 to 65535", "leave it out to use 8000")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            raise UsageError(
+                f"port {port} of {LOOPBACK} cannot be used: {error.strerror}", "choose another --port, or 0 for any"
+            ) from None
 
 
 # The load that measures a server.
@@ -268,6 +285,8 @@ class ServingSpec(RunSpec):
             raise ValueError(f"dtype={self.dtype} is a format of the builtin engine; {self.engine} has engine_args")
         if not child and (self.engine_python or self.engine_args):
             raise ValueError("engine_python and engine_args belong to --engine vllm and --engine sglang")
+        if self.prompts and self.prompt_tokens != type(self).model_fields["prompt_tokens"].default:
+            raise ValueError("prompts have their own lengths; omit prompt_tokens")
         if self.max_time_s is not None and self.max_time_s < self.duration_s:
             raise ValueError(f"max_time_s ({self.max_time_s:g}) is shorter than duration_s ({self.duration_s:g})")
         return self
@@ -347,9 +366,18 @@ class ServingSpec(RunSpec):
             probe, path, {**body, "max_tokens": 2}
         )
         if probe.error:
-            hint = "set ignore_eos=false if the server does not know it" if self.ignores_eos else "see its log"
+            hint = self._hint(probe.error)
             raise UsageError(f"{self.server} does not answer a streamed request: {probe.error}", hint)
         return name
+
+    def _hint(self, error: str) -> str:
+        if "ignore_eos" in error:
+            return "set ignore_eos=false: the server does not know it"
+        # A prompt that is too long: each server has its own words.
+        if error.startswith(("HTTP 400", "HTTP 413")) and any(word in error for word in ("token", "context")):
+            shorter = "shorten the prompts" if self.prompts else "lower --prompt-tokens"
+            return f"{shorter}, or start the server with more room (joulelab serve --context N)"
+        return "see the server's log" + ("; ignore_eos=false leaves ignore_eos out" if self.ignores_eos else "")
 
     def requests(self, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Path and body of each request, without end; the same for every run of these settings."""

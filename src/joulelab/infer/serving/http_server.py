@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from joulelab.errors import JoulelabError, UsageError
+from joulelab.errors import JoulelabError
 from joulelab.infer.config import gguf_file
 from joulelab.infer.generation.completions import encode_prompt, truncate_at_stop
 from joulelab.infer.generation.static_decoder import rows_that_fit
 from joulelab.infer.recipes import cast_model
 from joulelab.infer.serving.batch_engine import BatchEngine, ServedRequest, ServerBusy
-from joulelab.infer.serving.config import ServedModel
+from joulelab.infer.serving.config import LOOPBACK, ServedModel
 from joulelab.infer.serving.openai_protocol import (
     MAX_BODY_BYTES,
     AnswerFormat,
@@ -40,7 +40,6 @@ from joulelab.infer.serving.openai_protocol import (
 )
 from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer
 
-LOOPBACK = "127.0.0.1"
 _HOSTS = ("localhost", LOOPBACK, "[::1]", "")
 _READ_TIMEOUT_S = 60.0
 # Threads that make text would otherwise keep the interpreter for 5 ms while the model's thread waits for it.
@@ -126,9 +125,8 @@ class ModelServer(ThreadingHTTPServer):
 
 
 def open_server(settings: ServedModel, port: int) -> ModelServer:
-    """Load the model, start the engine and bind the port. The port is bound first: it may be in use."""
+    """Load the model, start the engine and bind the port."""
     torch.set_num_threads(settings.threads)
-    _require_port(port)
     device = torch.device("cuda" if settings.on_gpu else "cpu")
     model: Any = load_causal_lm(settings.model).eval().requires_grad_(False).to(device)
     tokenizer = load_tokenizer(settings.model)
@@ -152,18 +150,6 @@ def open_server(settings: ServedModel, port: int) -> ModelServer:
     if gguf_file(settings.model) is not None:
         server.notes.append(f"the weights of the GGUF file were dequantized: the model runs as {settings.dtype}")
     return server
-
-
-def _require_port(port: int) -> None:
-    """Raise before a model is loaded if the port cannot be used."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError as error:
-            raise UsageError(
-                f"port {port} of {LOOPBACK} cannot be used: {error.strerror}", "choose another --port, or 0 for any"
-            ) from None
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -44,7 +44,7 @@ class MeasuredServer:
     url: str
     model: str
     device: str
-    """`cuda` or `cpu`: whose energy is reported."""
+    """`cuda` or `cpu`: whose energy is reported; empty: unknown, of a server on another machine."""
     energy_gap: str = ""
     """Why the energy is missing."""
     facts: Any = None
@@ -59,7 +59,7 @@ def run_serving(run: RunContext) -> None:
     else:
         opened = _builtin_engine(run, spec) if spec.engine else _running_server(run, spec)
     with opened as server:
-        run.note_device(server.device)
+        run.note_device(server.device or "cpu")  # the client's
         requests = spec.requests(server.model)
         client = StreamingClient(server.url, api_key(), spec.timeout_s)
         runner = LoadRunner(client, lambda: next(requests), spec.seed)
@@ -97,12 +97,14 @@ def _record_rows(run: RunContext, spec: ServingSpec, server: MeasuredServer, loa
     gpus = gpu_names(run) if server.device == "cuda" else []
     for load in loads:
         values = load_values(load, read, server.energy_gap)
+        if values["overloaded"]:
+            run.warn(f"{load.level.text}: the server does not keep up with this rate, so the row is not steady")
         values |= {
             "server": spec.server or f"engine {spec.engine}",
             "model": spec.model or server.model,
             "engine": server.facts,
             "device": server.device,
-            "gpus": len(gpus),
+            "gpus": len(gpus) if server.device else None,
             "gpu_model": next(iter(gpus), ""),
             "prompts": Path(spec.prompts).name,
             "prompt_tokens": spec.prompt_tokens,
@@ -137,7 +139,8 @@ def _running_server(run: RunContext, spec: ServingSpec) -> Iterator[MeasuredServ
     else:
         where = f"GPU {', '.join(uuids)}" if uuids else "CPU"
         run.note(f"the server is on this machine ({location.reason}) and computes on {where}")
-    yield MeasuredServer(spec.server, model, "cuda" if uuids else "cpu", gap, None)
+    device = ("cuda" if uuids else "cpu") if location.is_local else ""
+    yield MeasuredServer(spec.server, model, device, gap, None)
 
 
 @contextmanager
