@@ -83,6 +83,19 @@ def test_a_completion_has_the_teachers_prompt_and_the_same_words(lab, tokenizer)
 
 
 @pytest.mark.parametrize(
+    ("loss", "name", "expected"),
+    [
+        ("gold", "CE + KL", "CE + KL, approximate"),
+        ("uld", "CE + KL", "CE + ULD"),
+        ("uld", "JSD, beta 0.5", "ULD"),
+    ],
+)
+def test_the_log_names_the_loss_that_is_computed(lab, tokenizer, loss, name, expected):
+    pair = TokenizerPair.of(load_tokenizer(str(tokenizer)), load_tokenizer(str(lab.teacher)), loss)
+    assert pair.loss_name(name) == expected
+
+
+@pytest.mark.parametrize(
     ("pipeline", "changes", "text"),
     [
         ("kd", {}, "codec rs50 stores part of the teacher's distribution.*distill.teacher=live"),

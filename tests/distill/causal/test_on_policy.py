@@ -115,6 +115,7 @@ def test_presets_set_what_is_not_named():
         ({"on_policy": {"student_share": 0.0}}, "student_share"),
         ({"on_policy": {"beta": 1.0}}, "beta"),
         ({"until": "teacher", "shard": "0/2"}, "its work cannot be sharded"),
+        ({"on_policy": {"listed_tokens": 64}}, "on_policy.listed_tokens=64 has no effect without teacher.server"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(lab, changes, text):

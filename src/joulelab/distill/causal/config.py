@@ -755,6 +755,13 @@ class CausalSpec(LanguageModelSpec):
                 "temperature 1: set on_policy.student_share=1 and on_policy.temperature=1",
             ),
             (
+                self.pipeline == "on-policy"
+                and not self.scores_on_server
+                and self.on_policy.listed_tokens != OnPolicy().listed_tokens,
+                f"on_policy.listed_tokens={self.on_policy.listed_tokens} has no effect without teacher.server, because "
+                "a teacher in this process gives whole distributions; remove it, or set teacher.server",
+            ),
+            (
                 self.pipeline == "on-policy" and self.generation.longest > data.row_length,
                 f"a prompt (generation.prompt_tokens) and its completion (generation.answer.max_new_tokens) have up to "
                 f"{self.generation.longest} tokens together, but data.row_length is {data.row_length}; lower one of "

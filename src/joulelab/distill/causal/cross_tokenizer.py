@@ -151,6 +151,11 @@ class TokenizerPair:
             f"aligned spans of text, {how}"
         )
 
+    def loss_name(self, name: str) -> str:
+        """Of a loss whose last term compares with the teacher; ULD has no divergence."""
+        *others, _ = name.split(" + ")
+        return " + ".join([*others, "ULD"]) if self.loss == "uld" else f"{name}, approximate"
+
     # documents
 
     def documents(

@@ -116,7 +116,7 @@ def _aligned_data(
     """Against a teacher with another tokenizer."""
     pair, config, seed = tokenizer_pair(context), setup.config, context.spec.seed
     assert pair is not None
-    documents, name = context.documents(teacher_data, TRAIN), f"{context.spec.distill.loss_name}, approximate"
+    documents, name = context.documents(teacher_data, TRAIN), pair.loss_name(context.spec.distill.loss_name)
     if cache is None:
         live = live_teacher(context, teacher)
 

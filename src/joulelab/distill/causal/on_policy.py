@@ -99,7 +99,7 @@ def on_policy_data(
     loss = KdLoss(0.0, policy.temperature, policy.divergence, spec.chunk, setup.config.compile, policy.beta)
     objective = TokenObjective(setup.model, setup.attention, loss, _scored_targets)
     context.run.note(_describe(context))
-    name = policy.loss_name if pair is None else f"{policy.loss_name}, approximate"
+    name = policy.loss_name if pair is None else pair.loss_name(policy.loss_name)
     return TrainingData(rollouts, objective, name, setup.config, rollouts.using, rollouts.close)
 
 
