@@ -11,7 +11,8 @@ from joulelab.distill.causal.recipe import model_checks
 from joulelab.errors import ConfigError, refuse_all
 from joulelab.runs import environment
 from joulelab.runs.execute import execute
-from joulelab.runs.spec import check, read_experiment
+from joulelab.runs.groups import check_group
+from joulelab.runs.spec import check, experiment_names, read_experiment, read_layers
 from joulelab.zoo.pretrained import load_causal_lm
 
 BF16 = {"weights": "bf16", "precision": "bf16"}
@@ -64,6 +65,13 @@ def test_the_shipped_sizes_have_one_recipe():
             found.append({key: settings.get(key) for key in recipe})
         assert found[0] == found[1] == found[2]
         assert found[0]["training"]["weights"] == "bf16"
+
+
+def test_the_grid_of_large_students_has_every_method_at_every_size():
+    group, members = check_group(read_layers("compare-32b"), {})
+    assert "six methods" in group.about
+    assert {one.experiment for one in group.members} == {name for name in experiment_names() if "-32b-to-" in name}
+    assert len(members) == 18
 
 
 @pytest.mark.parametrize("pipeline", ["sft", pytest.param("dpo", marks=pytest.mark.slow)])
