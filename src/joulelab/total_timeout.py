@@ -9,8 +9,10 @@ from __future__ import annotations
 import http.client
 import io
 import socket
+import ssl
 import time
 import urllib.request
+from functools import cache
 from typing import Any
 
 
@@ -62,6 +64,15 @@ class _TimedSecureHandler(urllib.request.HTTPSHandler):
         return self.do_open(TimedSecureConnection, req)
 
 
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Read once: from Python 3.12 on, every opener without a context reads all certificates of the system, also for
+    addresses without encryption, and other threads wait for that for 25 to 30 ms."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
 def timed_opener(*handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
     """An opener whose `timeout` is for the whole reply."""
-    return urllib.request.build_opener(_TimedHandler, _TimedSecureHandler, *handlers)
+    return urllib.request.build_opener(_TimedHandler, _TimedSecureHandler(context=_certificates()), *handlers)
