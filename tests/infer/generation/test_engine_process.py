@@ -183,20 +183,19 @@ def test_vllm_is_chosen_only_where_it_was_measured_to_save_more_than_its_start(a
 
 
 @pytest.mark.parametrize(
-    ("parameters", "prompt_tokens", "new_tokens", "wins"),
+    ("parameters", "rows", "answers", "wins"),
     [
-        (1_700_000_000, 24, 100_000, False),  # 19 mJ less per token: 1.9 kJ, less than its start
-        (1_700_000_000, 24, 1_000_000, True),
-        (1_700_000_000, 1024, 100_000, False),
-        (1_700_000_000, 1024, 200_000, True),  # 52 mJ less per token: 10.4 kJ
-        (135_000_000, 1024, 10_000_000, False),
-        (8_000_000_000, 24, 80_000, True),  # 19 mJ, 4.7 times as much: 7.2 kJ
+        (1_700_000_000, 128, 5_000, False),  # 4.5 mJ less per token: 2.9 kJ, less than its start
+        (1_700_000_000, 128, 20_000, True),
+        (8_000_000_000, 128, 5_000, True),  # 4.7 times as much
+        (1_700_000_000, 1, 1, False),
+        (135_000_000, 128, 200_000, False),
     ],
 )
-def test_one_row_of_a_large_model_pays_for_the_start_of_vllm_only_if_it_is_long(
-    parameters, prompt_tokens, new_tokens, wins
+def test_long_prompts_of_a_large_model_pay_for_the_start_of_vllm_only_if_there_are_many(
+    parameters, rows, answers, wins
 ):
-    shape = GenerationShape(parameters, answers=1, rows=1, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+    shape = GenerationShape(parameters, answers=answers, rows=rows, prompt_tokens=1024, new_tokens=128)
     assert vllm_uses_less_energy(shape) is wins
 
 

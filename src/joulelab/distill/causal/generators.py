@@ -112,8 +112,6 @@ def _why_not(context: CausalContext, teacher: TeacherSource, installation: Engin
         return f"{spec.teacher.precision} weights are quantized in this process"
     if installation.name != "vllm":
         return f"{installation.name} was not measured"
-    if spec.generation.answer.do_sample:
-        return "vLLM as a child process used more energy for sampled answers (docs/results.md)"
     if not vllm_uses_less_energy(_shape(context, teacher)):
         return "it uses less energy for this work than vLLM with its start (docs/results.md)"
     return None
