@@ -44,7 +44,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 import transformers
 import trl_peer
-from pacing import TokenSpeed, forget_peak, free, peak_gib, undisturbed, wait, warm_up
+from pacing import TokenSpeed, forget_peak, free, interrupt_on_sigterm, peak_gib, undisturbed, wait, warm_up
 from torch import nn
 from trl_peer import PeerSettings, sft_window
 
@@ -261,6 +261,7 @@ def main() -> None:
     parser.add_argument("--trl-compile", action="store_true", help="torch_compile=True in TRL")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script on a CPU")
     options = parser.parse_args()
+    interrupt_on_sigterm()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     large = options.student != "1b"
     options.weights = options.weights or ("bf16" if large else "fp32")

@@ -28,7 +28,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 import transformers
-from pacing import TokenSpeed, forget_peak, free, undisturbed, warm_up
+from pacing import TokenSpeed, forget_peak, free, interrupt_on_sigterm, undisturbed, warm_up
 from torch import nn
 
 from joulelab.data.token_store import write_store
@@ -209,6 +209,7 @@ def main() -> None:
     parser.add_argument("--ways", default="old,materialized,one-graph,chunked", help="by commas")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script on a CPU")
     options = parser.parse_args()
+    interrupt_on_sigterm()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

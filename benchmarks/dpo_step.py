@@ -42,7 +42,7 @@ import torch
 import transformers
 import trl_peer
 from numpy.typing import NDArray
-from pacing import Window, forget_peak, free, undisturbed, wait, warm_up
+from pacing import Window, forget_peak, free, interrupt_on_sigterm, undisturbed, wait, warm_up
 from torch import nn
 
 from joulelab.data.batches import TensorBatch
@@ -382,6 +382,7 @@ def read_options() -> argparse.Namespace:
 def main() -> None:
     options = read_options()
     began_s = time.monotonic()
+    interrupt_on_sigterm()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and options.weights == "fp32":
         options.precision = "fp32"

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pacing import forget_peak, free, peak_gib, wait
+from pacing import forget_peak, free, interrupt_on_sigterm, peak_gib, wait
 
 from joulelab.data.labeled_text import load
 from joulelab.infer.generation.engine import TransformersGenerator
@@ -266,7 +266,7 @@ class Bench:
 
         return generate
 
-    def vllm(self, cases: list[Case], folder: Path) -> list[Result]:
+    def vllm(self, cases: list[Case], folder: Path, results: list[Result]) -> None:
         """All cases in one process of vLLM; its loading is the setup of the first."""
         save_hf(self.model, self.tokenizer, folder / "model")
         work = {
@@ -288,7 +288,6 @@ class Bench:
         environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
         if self.options.vllm_path:
             environment["PYTHONPATH"] = self.options.vllm_path
-        results: list[Result] = []
         known = {str(case): case for case in cases}
         setup: list[Window] = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, env=environment) as worker:
@@ -319,7 +318,27 @@ class Bench:
         limit.cancel()
         if worker.returncode:
             print(f"vLLM ended with exit code {worker.returncode}", flush=True)
-        return results
+
+
+def measure_all(
+    bench: Bench, cases: list[Case], engines: list[str], has_vllm: bool, folder: Path, results: list[Result]
+) -> None:
+    options = bench.options
+    for case in cases:
+        for engine in engines:
+            is_chosen = options.generate == "all" or str(case) in options.generate.split(",")
+            if engine == "vllm" or (engine == "generate" and not is_chosen):
+                continue
+            # The other half of the time is vLLM's.
+            if time.monotonic() - bench.begin_s > options.limit_s / (2 if "vllm" in engines and has_vllm else 1):
+                print(f"skipped, {options.limit_s:.0f} s have passed: {engine} {case}", flush=True)
+                continue
+            results.append(bench.measure(engine, case))
+            print(f"{case}  {results[-1].text([])}", flush=True)
+            free()
+    if "vllm" in engines and has_vllm:
+        chosen = [case for case in cases if options.vllm == "all" or str(case) in options.vllm.split(",")]
+        bench.vllm(chosen, folder, results)
 
 
 def main() -> None:
@@ -336,6 +355,7 @@ def main() -> None:
     parser.add_argument("--vllm-python", default=sys.executable, help="Python of an environment with vLLM")
     parser.add_argument("--vllm-path", help="PYTHONPATH of that Python")
     options = parser.parse_args()
+    interrupt_on_sigterm()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     bench = Bench(options, device)
     cases = [Case.parse(text) for text in options.cases.split(",")]
@@ -349,21 +369,10 @@ def main() -> None:
         time.sleep(0.5)
         # loads libraries
         bench.model.generate(torch.ones(1, 2, dtype=torch.long, device=device), max_new_tokens=2)
-        for case in cases:
-            for engine in engines:
-                is_chosen = options.generate == "all" or str(case) in options.generate.split(",")
-                if engine == "vllm" or (engine == "generate" and not is_chosen):
-                    continue
-                # The other half of the time is vLLM's.
-                if time.monotonic() - bench.begin_s > options.limit_s / (2 if "vllm" in engines and has_vllm else 1):
-                    print(f"skipped, {options.limit_s:.0f} s have passed: {engine} {case}", flush=True)
-                    continue
-                results.append(bench.measure(engine, case))
-                print(f"{case}  {results[-1].text([])}", flush=True)
-                free()
-        if "vllm" in engines and has_vllm:
-            chosen = [case for case in cases if options.vllm == "all" or str(case) in options.vllm.split(",")]
-            results += bench.vllm(chosen, folder)
+        try:
+            measure_all(bench, cases, engines, bool(has_vllm), folder, results)
+        except KeyboardInterrupt:  # report the energy of what was measured so far
+            print("interrupted", flush=True)
         meter.stop()
         trace = load_trace(folder / "trace.jsonl")
         for result in results:

@@ -4,6 +4,7 @@ and the results of that window."""
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +18,11 @@ from joulelab.train.trainer import SimpleTrainer
 
 Window = tuple[int, int]
 SETTLING_S = 2.0
+
+
+def interrupt_on_sigterm() -> None:
+    """Let `timeout`, which sends SIGTERM, end a benchmark like Ctrl-C: it then reports what it has measured so far."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def wait(device: torch.device) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from pacing import forget_peak, free, undisturbed, warm_up
+from pacing import forget_peak, free, interrupt_on_sigterm, undisturbed, warm_up
 
 from joulelab import lookup
 from joulelab.meter.config import EnergyConfig
@@ -190,6 +190,7 @@ def main() -> None:
     parser.add_argument("--precision", default="", help="only rows of this precision")
     parser.add_argument("--batch-size", type=int, default=0, help="in place of the row's own")
     options = parser.parse_args()
+    interrupt_on_sigterm()
     wanted = [name for name in options.models.split(",") if name]
     rows = [row for row in ROWS if not wanted or row.model in wanted]
     rows = [row for row in rows if not options.precision or row.precision == options.precision]

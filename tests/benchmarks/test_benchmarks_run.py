@@ -108,3 +108,16 @@ def test_inference_rows_subtracts_the_stable_idle_power_before_the_load(monkeypa
 
     assert lab.idle(read).power_w == pytest.approx(100.0)
     assert lab.idle(read).half_width_w == pytest.approx(0.0)
+
+
+@pytest.mark.slow
+def test_a_benchmark_that_is_stopped_by_a_time_limit_reports_what_it_has_measured():
+    command = [sys.executable, str(BENCHMARKS / "generation_speed.py"), "--shape", "tiny", "--engines", "builtin"]
+    command += ["--cases", "1x1:8/4,2000x2:24/64", "--seconds", "0.01"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("1x1:8/4  builtin"))
+        process.terminate()  # as `timeout` does
+        last = process.stdout.read().splitlines()[-1]
+    assert process.returncode == 0
+    assert [one["case"] for one in json.loads(last)["results"]] == ["1x1:8/4"]

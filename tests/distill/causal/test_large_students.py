@@ -67,11 +67,12 @@ def test_the_shipped_sizes_have_one_recipe():
         assert found[0]["training"]["weights"] == "bf16"
 
 
-def test_the_grid_of_large_students_has_every_method_at_every_size():
+def test_the_grid_of_large_students_has_every_method_and_size_that_fits_on_one_gpu():
     group, members = check_group(read_layers("compare-32b"), {})
     assert "six methods" in group.about
-    assert {one.experiment for one in group.members} == {name for name in experiment_names() if "-32b-to-" in name}
-    assert len(members) == 18
+    found = {one.experiment for one in group.members}
+    assert {name for name in experiment_names() if "-32b-to-" in name} - found == {"on-policy-32b-to-13b"}
+    assert len(members) == 17
 
 
 @pytest.mark.parametrize("pipeline", ["sft", pytest.param("dpo", marks=pytest.mark.slow)])

@@ -54,6 +54,10 @@ def test_a_running_server_is_measured_and_its_table_written(tiny_server, tmp_pat
     rows = list(csv.DictReader(table.open()))
     assert [one["max_num_seqs"] for one in rows] == ["1", "3"]
     assert float(rows[1]["energy_per_token_joules"]) == pytest.approx(per["output_token"])
+    names = {"output_token": "token", "input_token": "input_token", "token": "total_token", "request": "request"}
+    for unit, name in names.items():
+        half_width = row["energy"][unit]["gross_half_width_j"]
+        assert float(rows[1][f"energy_per_{name}_half_width_joules"]) == pytest.approx(half_width)
     assert joulelab_here("compare", "last", "--runs-dir", tmp_path).returncode == 0
 
 
@@ -62,12 +66,18 @@ def test_the_energy_of_a_server_elsewhere_is_missing(tiny_server, tmp_path, monk
         "joulelab.infer.serving.serving_pipeline.locate_server",
         lambda url: config.locate_server("http://192.0.2.1:9/v1"),
     )
-    done = measure(tmp_path, "--server", tiny_server[0].url, "--concurrency", "2", *SHORT, "--json")
+    table = tmp_path / "rows.csv"
+    words = ("--server", tiny_server[0].url, "--concurrency", "2", *SHORT, "--json", "--table", table)
+    done = measure(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     row = json.loads(done.stdout)["serving"][0]
     assert row["energy"]["output_token"] is None and "192.0.2.1" in row["why_no_energy"]
     assert row["output_tokens_per_s"] > 0 and row["energy_method"] == "missing"
     assert (row["device"], row["gpus"], row["gpu_model"]) == ("", None, ""), "unknown, not a CPU"
+    written = next(csv.DictReader(table.open()))
+    assert (written["gpu_model"], written["num_gpus"]) == ("", "")
+    screen = " ".join(joulelab_here("show", "last", "--runs-dir", tmp_path).stdout.split())
+    assert "unknown hardware" in screen and "client, whole run: " in screen
 
 
 def test_a_rate_that_the_server_does_not_keep_up_with_is_reported_on_the_screen(tiny_server, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from joulelab.report.energy_sums import ancestor_figure, brief_missing_text, run
 from joulelab.report.tables.grid import Grid, make_grid, without_column, without_empty_columns
 from joulelab.report.tables.inference_rows import InferenceRow, item_answer, timed_rows
 from joulelab.report.tables.inference_tables import inference_grids
-from joulelab.report.tables.serving_tables import serving_answer
+from joulelab.report.tables.serving_tables import measures_only_the_client, serving_answer
 from joulelab.report.tables.training_table import results_in_training_table, training_grids
 from joulelab.report.wording import NOTHING, gram_cell, grams, moment, rate, share
 from joulelab.runs.measure.result import answer_text, repeats_text
@@ -128,7 +128,8 @@ def run_result(record: RunRecord, title: str = "", member: bool = False) -> str:
         parts = [figure_text(record.best_energy) + _unused_gpu(record), duration_text(record.best_duration_s)]
     if per_item := item_answer(record) or serving_answer(record):
         # the energy of the whole run depends on how long it measured
-        parts = [per_item] if member else [per_item, f"whole run: {parts[0]}"]
+        whole = "client, whole run" if measures_only_the_client(record) else "whole run"
+        parts = [per_item] if member else [per_item, f"{whole}: {parts[0]}"]
     if program is not None and program.count > 1:
         parts.append(repeats_text(program))
     if quality is not None:

@@ -68,6 +68,12 @@ def serving_rows(record: RunRecord) -> list[ServingRow]:
     ]
 
 
+def measures_only_the_client(record: RunRecord) -> bool:
+    """Whether the server is on another machine, so that the energy of the run is that of the client."""
+    rows = serving_rows(record)
+    return bool(rows) and not any(row.values["device"] for row in rows)
+
+
 def best_serving_row(rows: Sequence[ServingRow]) -> ServingRow | None:
     """The least energy per output token within the limits; without energy, the highest throughput within them."""
     within = [row for row in rows if row.keeps_limits]
@@ -147,7 +153,7 @@ def latency_grid(rows: Sequence[ServingRow]) -> Grid:
     for row in rows:
         notes += [f"{_load_text(row).capitalize()}: {text}." for text in row.values["notes"]]
     lengths = f"{_tokens(rows, 'mean_input_tokens')} in, {_tokens(rows, 'mean_output_tokens')} out"
-    where = "GPU" if values["device"] == "cuda" else "CPU"
+    where = {"cuda": "GPU", "cpu": "CPU"}.get(values["device"], "unknown hardware")
     return make_grid(f"Serving {values['model']} ({values['server']}, {where}): {lengths}", titles, cells, _join(notes))
 
 
@@ -237,20 +243,23 @@ def mlenergy_row(row: ServingRow) -> dict[str, Any]:
         "task": values["prompts"] or "random-words",
         "model_id": values["model"],
         "nickname": str(values["model"]).rpartition("/")[2],
-        "gpu_model": values["gpu_model"] or "CPU",
-        "num_gpus": values["gpus"],
+        "gpu_model": values["gpu_model"] or ("CPU" if values["device"] == "cpu" else ""),
+        "num_gpus": _or_empty(values["gpus"]),
         "max_num_seqs": values["concurrency"] or "",
         "energy_per_token_joules": _number(output),
         "output_throughput_tokens_per_sec": values["output_tokens_per_s"],
         "avg_power_watts": output.power_w if output else "",
         "mean_itl_ms": _or_empty(row.latency_ms("time_per_output_token_s", "mean")),
         "is_stable": values["steady"],
-        "energy_per_token_half_width_joules": output.gross_half_width_j if output else "",
+        "energy_per_token_half_width_joules": _half_width(output),
         "energy_per_token_gain_error_rel": _or_empty(output.gain_error_rel) if output else "",
         "energy_per_token_above_idle_joules": output.net_j if output and output.net_j is not None else "",
         "energy_per_input_token_joules": _number(per_input),
         "energy_per_total_token_joules": _number(per_token),
         "energy_per_request_joules": _number(per_request),
+        "energy_per_input_token_half_width_joules": _half_width(per_input),
+        "energy_per_total_token_half_width_joules": _half_width(per_token),
+        "energy_per_request_half_width_joules": _half_width(per_request),
         "energy_method": output.method if output else "missing",
         "request_rate_per_sec": values["rate_per_s"] or "",
         "requests_per_sec": values["requests_per_s"],
@@ -268,6 +277,10 @@ def mlenergy_row(row: ServingRow) -> dict[str, Any]:
 
 def _number(energy: ItemEnergy | None) -> float | str:
     return energy.gross_j if energy else ""
+
+
+def _half_width(energy: ItemEnergy | None) -> float | str:
+    return energy.gross_half_width_j if energy else ""
 
 
 def _or_empty(value: float | None) -> float | str:
