@@ -109,6 +109,16 @@ def test_a_rate_above_what_the_server_answers_is_no_steady_state():
     assert any("does not keep up" in note for note in values["notes"])
 
 
+def test_a_load_that_is_not_steady_has_no_energy_and_no_length_per_request():
+    """Short answers end first, while the energy is also that of the others."""
+    loads = [load_of(REQUESTS, steady=steady) for steady in (True, False)]
+    read = lambda windows: EnergyFigure(energy_j=10.0 * len(windows), half_width_j=0.1, method="counter")  # noqa: E731
+    values = [load_values(load, read, "") for load in loads]
+    assert [one["energy"]["request"] is None for one in values] == [False, True]
+    assert [one["mean_output_tokens"] is None for one in values] == [False, True]
+    assert all(one["energy"]["output_token"] is not None for one in values)
+
+
 def run_load(url, level, seconds=2.0, limit_s=10.0):
     return LoadRunner(StreamingClient(url), lambda: ("/completions", BODY), seed=3).run(
         level, seconds, limit_s, lambda elapsed_s: None

@@ -82,13 +82,18 @@ def test_the_energy_of_a_server_elsewhere_is_missing(tiny_server, tmp_path, monk
 
 def test_a_rate_that_the_server_does_not_keep_up_with_is_reported_on_the_screen(tiny_server, tmp_path, monkeypatch):
     summarize = serving_pipeline.load_values
-    monkeypatch.setattr(serving_pipeline, "load_values", lambda *load: summarize(*load) | {"overloaded": True})
+    unsteady = {"overloaded": True, "steady": False}
+    monkeypatch.setattr(serving_pipeline, "load_values", lambda *load: summarize(*load) | unsteady)
     done = measure(tmp_path, "--server", tiny_server[0].url, "--rate", "4", *SHORT)
     assert done.returncode == 0, done.stderr
     text = " ".join(f"{done.stdout} {done.stderr}".split())
     assert (
         text.count("warning: 4 requests/s: the server does not keep up with this rate, so the row is not steady") == 1
     )
+    screen = " ".join(joulelab_here("show", "last", "-v", "--runs-dir", tmp_path).stdout.split())
+    assert "4/s *" in screen and "*: the load was not steady" in screen
+    stage = next(one for one in shown(tmp_path)["stages"] if one["name"] == "serve.r4")
+    assert not stage["samples"] and not stage["tokens"], "answers that are cut off would be missing"
 
 
 @pytest.mark.slow

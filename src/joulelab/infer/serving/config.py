@@ -95,7 +95,7 @@ class ServedModel:
             ("--context", room, 2, 1 << 20),
             ("--batch-size", slots, 1, MAX_BATCH),
             ("--max-waiting", max_waiting, 1, 1 << 20),
-            ("--threads", threads or 1, 1, usable_cores()),
+            ("--threads", 1 if threads is None else threads, 1, usable_cores()),
         ):
             if not least <= value <= most:
                 raise UsageError(f"{option} {value}: expected a number from {least} to {most:,}")

@@ -97,6 +97,9 @@ def load_values(load: LoadWindow, read: Reader | None, why_no_energy: str) -> di
     arrived = sum(low <= one.sent_ns < high for one in load.requests)
     # Arrivals of a Poisson process vary by the root of their number; a queue that grows by more grows for ever.
     overloaded = bool(load.level.rate_per_s) and arrived - len(ended) > max(3.0, 3 * arrived**0.5)
+    steady = load.steady and not overloaded
+    if not steady:  # answers that ended in the window are the short ones, while the energy is that of all
+        found["request"] = (None, "the load was not steady")
     per_token = [value for one in ended if (value := one.time_per_output_token_s) is not None]
     notes = []
     if not load.steady:
@@ -118,7 +121,7 @@ def load_values(load: LoadWindow, read: Reader | None, why_no_energy: str) -> di
         "level": load.level.name,
         "concurrency": load.level.concurrency or None,
         "rate_per_s": load.level.rate_per_s or None,
-        "steady": load.steady and not overloaded,
+        "steady": steady,
         "overloaded": overloaded,
         "warm_up_s": (low - load.begin_ns) / NS,
         "seconds": load.seconds,
@@ -133,8 +136,8 @@ def load_values(load: LoadWindow, read: Reader | None, why_no_energy: str) -> di
         "requests_per_s": counts["request"] / load.seconds,
         "output_tokens_per_s": counts["output_token"] / load.seconds,
         "tokens_per_s": counts["token"] / load.seconds,
-        "mean_input_tokens": _mean([one.prompt_tokens for one in ended if one.prompt_tokens]),
-        "mean_output_tokens": _mean([one.completion_tokens or len(one.chunk_ns) for one in ended]),
+        "mean_input_tokens": _mean([one.prompt_tokens for one in ended if one.prompt_tokens and steady]),
+        "mean_output_tokens": _mean([one.completion_tokens or len(one.chunk_ns) for one in ended if steady]),
         "time_to_first_token_s": percentiles([one.time_to_first_token_s for one in begun]),
         "time_per_output_token_s": percentiles(per_token),
         "latency_s": percentiles([one.latency_s for one in ended]),

@@ -64,7 +64,7 @@ def run_serving(run: RunContext) -> None:
         client = StreamingClient(server.url, api_key(), spec.timeout_s)
         runner = LoadRunner(client, lambda: next(requests), spec.seed)
         for level in spec.levels:
-            with run.stage(f"serve.{level.name}", role="inference", activity="serve") as stage:
+            with run.stage(f"serve.{level.name}", role="inference", activity="serve"):
                 run.progress.write(f"load: {level.text}")
 
                 def tick(seconds: float) -> None:
@@ -72,9 +72,8 @@ def run_serving(run: RunContext) -> None:
                     run.stop.check()
 
                 load = runner.run(level, spec.duration_s, spec.limit_s, tick)
-                done = [one for one in load.requests if one.done_ns and not one.error]
+                # No items of the stage are counted: answers that the end of the load cuts off have used energy, too.
                 _require_answers(load)
-                stage.count(samples=len(done), tokens=sum(one.completion_tokens for one in done))
             loads.append(load)
     _record_rows(run, spec, server, loads)
 
@@ -99,6 +98,10 @@ def _record_rows(run: RunContext, spec: ServingSpec, server: MeasuredServer, loa
         values = load_values(load, read, server.energy_gap)
         if values["overloaded"]:
             run.warn(f"{load.level.text}: the server does not keep up with this rate, so the row is not steady")
+        elif not values["steady"]:
+            run.warn(
+                f"{load.level.text}: throughput was still changing, so the row is not steady; raise --max-time"
+            )
         values |= {
             "server": spec.server or f"engine {spec.engine}",
             "model": spec.model or server.model,

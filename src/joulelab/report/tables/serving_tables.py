@@ -108,6 +108,10 @@ def serving_answer(record: RunRecord) -> str:
     return f"{amount}, at {_load_text(best)}{of} ({_rate(best)} output tokens/s{'; ' + limits if limits else ''})"
 
 
+def _marked_level(row: ServingRow) -> str:
+    return row.level if row.values["steady"] else f"{row.level} *"
+
+
 def _load_text(row: ServingRow) -> str:
     concurrency = row.values["concurrency"]
     return plural(concurrency, "concurrent request") if concurrency else f"{row.values['rate_per_s']:g} requests/s"
@@ -124,7 +128,7 @@ def latency_grid(rows: Sequence[ServingRow]) -> Grid:
     limited = bool(limits_text(rows))
     cells = [
         (
-            row.level,
+            _marked_level(row),
             *((energy_cell(row.energy["output_token"]),) if has_energy else ()),
             _rate(row),
             *(_ms(row, "time_to_first_token_s", percentile) for percentile in (50, 95)),
@@ -146,6 +150,7 @@ def latency_grid(rows: Sequence[ServingRow]) -> Grid:
         "second (Poisson). All figures are of the steady window: the warm-up was left out "
         f"({_seconds(rows, 'warm_up_s')}), and {_seconds(rows, 'seconds')} were measured while the load went on.",
         "Per token: time between the first and the last token of an answer over the tokens after the first.",
+        *(["*: the load was not steady."] if not all(row.values["steady"] for row in rows) else []),
     ]
     if limited:
         notes.append(f"Limits: {limits_text(rows)}; steady, no failed request.")
@@ -163,7 +168,7 @@ def energy_grid(rows: Sequence[ServingRow], record: RunRecord) -> Grid:
         output = row.energy["output_token"]
         cells.append(
             (
-                row.level,
+                _marked_level(row),
                 three_digits(output.power_w) if output else "missing",
                 energy_cell(output),
                 energy_cell(output, net=True),
