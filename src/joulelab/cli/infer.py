@@ -118,7 +118,12 @@ def infer(
     ] = None,
     max_time: Annotated[
         float | None,
-        _option(_MODEL, "S", "With --target-ci: maximum seconds per row (default: 60, or the minimum).", "--max-time"),
+        _option(
+            _MODEL,
+            "S",
+            "With --target-ci or a server: maximum seconds per row (default: 60, or the minimum).",
+            "--max-time",
+        ),
     ] = None,
     weights: Annotated[
         str | None,

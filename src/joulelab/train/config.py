@@ -144,9 +144,9 @@ class TrainingConfig(Section):
     def require_ranks(self, several: bool) -> None:
         if self.parallel in ("ddp", "fsdp") and not several:
             raise ConfigError(
-                f"parallel={self.parallel} requires several ranks but there is one",
+                f"training.parallel={self.parallel} requires several ranks but there is one",
                 "start with torchrun --nproc-per-node N -m joulelab ... (in a job: joulelab submit --gpus N), or set "
-                "parallel=auto",
+                "training.parallel=auto",
             )
 
     def require_packages(self) -> None:
@@ -170,8 +170,8 @@ class TrainingRunSpec(RunSpec):
         for training in self.trainings:
             if training.parallel in ("ddp", "fsdp") and not self.shares_ranks:
                 raise ConfigError(
-                    f"parallel={training.parallel} requires several ranks, but the pipeline '{self.pipeline}' runs in "
-                    "a single process",
-                    "set parallel=auto",
+                    f"training.parallel={training.parallel} requires several ranks, but the pipeline "
+                    f"'{self.pipeline}' runs in a single process",
+                    "set training.parallel=auto",
                 )
             training.require_ranks(several)

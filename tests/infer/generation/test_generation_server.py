@@ -12,7 +12,7 @@ import pytest
 from openai_server import serve_with_transformers, serving
 from tiny_lm import make_model, make_tokenizer
 
-from joulelab.errors import ConfigError, JoulelabError
+from joulelab.errors import ConfigError, JoulelabError, UsageError
 from joulelab.infer.generation.completions import generate_into
 from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.server import (
@@ -202,6 +202,14 @@ def test_the_body_states_what_the_settings_state():
     assert greedy["stop"] == ["\n"]
     assert (sampled["temperature"], sampled["top_p"], sampled["top_k"]) == (0.7, 0.9, 5)
     assert 0 <= sampled["seed"] < 2**31
+
+
+def test_an_address_without_its_version_is_completed():
+    with Canned((404, {"error": "see /v1/models"})) as server:
+        address = server.endpoint.base_url.removesuffix("/v1")
+        with pytest.raises(UsageError) as refused:
+            Endpoint(address).post("/completions", {})
+    assert refused.value.hint == f"did you mean {address}/v1?"
 
 
 def test_every_answer_to_every_prompt_has_its_own_seed():

@@ -48,6 +48,14 @@ def test_a_lower_loss_over_all_seeds_is_reported_as_better(comparison):
     )
 
 
+def test_the_headline_names_methods_that_are_better_and_those_that_are_worse(comparison):
+    found = verdict(comparison({**BETTER, "response + feature KD": (3.50, 3.521)}))
+    assert found.headline.startswith(
+        "Compared with labels only, response KD has a lower validation loss (-0.200 nats), and response + feature KD "
+        "has a higher one (+0.201 nats); "
+    )
+
+
 def test_seeds_that_state_the_same_have_no_interval_without_width(comparison):
     text = comparison_markdown(comparison({"labels only": (3.30, 3.32), "response KD": (3.1, 3.1)}))
     assert "| 3.100 (n=2, equal) |" in text and "[3.100, 3.100]" not in text

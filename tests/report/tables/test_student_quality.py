@@ -65,6 +65,17 @@ def test_agreement_with_the_teacher_is_a_column_where_a_run_has_it(made, tmp_pat
     assert "teacher" not in quality_grid(compare(made.group_of(alone), alone, tmp_path)).columns[-1].title
 
 
+def test_equal_agreement_of_all_seeds_has_no_interval(made, tmp_path: Path) -> None:
+    share = {"student.agreement": Result(value=0.3, trials=9_000)}
+    records = [
+        record.model_copy(update={"results": record.results | share}) if record.label == "response KD" else record
+        for record in language_records(made)
+    ]
+    rows = comparison_data(compare(made.group_of(records), records, tmp_path))["methods"]
+    found = next(row["agreement_with_teacher"] for row in rows if row["label"] == "response KD")
+    assert found == {"value": 0.3, "low": None, "high": None}
+
+
 def test_agreement_is_in_one_table_only(made, tmp_path: Path) -> None:
     records = [with_f1(record, 0.7) if record.label == "response KD" else record for record in language_records(made)]
     comparison = compare(made.group_of(records), records, tmp_path)

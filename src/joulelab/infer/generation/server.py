@@ -206,6 +206,9 @@ class Endpoint:
             text = f"HTTP {error.code}: {error.read(2000).decode(errors='replace').strip()[:300]}"
             if error.code in _RETRY_STATUS:
                 raise _TemporaryFailure(text) from error
+            base = self.base_url.rstrip("/")
+            if error.code == 404 and not base.endswith("/v1"):
+                raise UsageError(f"{base}{path} does not exist: HTTP 404", f"did you mean {base}/v1?") from error
             raise JoulelabError(
                 f"{self.base_url}{path} rejected a request: {text}",
                 "check the model name, the API key and the settings",

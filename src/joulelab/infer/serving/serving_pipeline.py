@@ -99,9 +99,7 @@ def _record_rows(run: RunContext, spec: ServingSpec, server: MeasuredServer, loa
         if values["overloaded"]:
             run.warn(f"{load.level.text}: the server does not keep up with this rate, so the row is not steady")
         elif not values["steady"]:
-            run.warn(
-                f"{load.level.text}: throughput was still changing, so the row is not steady; raise --max-time"
-            )
+            run.warn(f"{load.level.text}: throughput was still changing, so the row is not steady; raise --max-time")
         values |= {
             "server": spec.server or f"engine {spec.engine}",
             "model": spec.model or server.model,

@@ -182,7 +182,10 @@ class Row:
     def agreement(self) -> Interval | None:
         """Share of predictions that equal the teacher's, mean over the runs; None if none was evaluated against it."""
         values = [run.record.results[AGREEMENT].value for run in self.runs if AGREEMENT in run.record.results]
-        return mean_t(values) if values else None
+        if not values:
+            return None
+        # Equal seeds say nothing about the spread, as does a single one.
+        return mean_t(values if len(set(values)) > 1 else values[:1])
 
     @property
     def seeds_text(self) -> str:

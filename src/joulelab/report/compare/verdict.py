@@ -27,20 +27,26 @@ def quality_clause(methods: Sequence[Row], measure: Measure) -> str:
     """`response KD is more accurate (+3.7 points)`, for the headline; better ones before worse ones."""
     significant = [row for row in methods if row.difference and row.difference.significant]
     better = [row for row in significant if measure.sign * _mean(row.difference) > 0]
-    rows = better or significant
-    if not rows:
+    worse = [row for row in significant if row not in better]
+    if not significant:
         why = _single_runs(methods)
         if measure.name == "accuracy":
             return f"no method is significantly more or less accurate{why}"
         words = "lower or higher" if measure.lower_is_better else "higher or lower"
         return f"no method has a significantly {words} {measure.title}{why}"
+    first, *rest = [rows for rows in (better, worse) if rows]
+    clauses = [_difference_clause(first, measure, measure.title)]
+    return ", and ".join(clauses + [_difference_clause(rows, measure, "one") for rows in rest])
+
+
+def _difference_clause(rows: Sequence[Row], measure: Measure, title: str) -> str:
     sizes = listed([measure.change(_mean(row.difference)) for row in rows])
     unit = f" {measure.difference_unit}" if measure.difference_unit else ""
     names, one = listed([row.label for row in rows]), len(rows) == 1
     rises = _mean(rows[0].difference) > 0
     if measure.name == "accuracy":
         return f"{names} {'is' if one else 'are'} {'more' if rises else 'less'} accurate ({sizes}{unit})"
-    return f"{names} {'has' if one else 'have'} a {'higher' if rises else 'lower'} {measure.title} ({sizes}{unit})"
+    return f"{names} {'has' if one else 'have'} a {'higher' if rises else 'lower'} {title} ({sizes}{unit})"
 
 
 def _single_runs(methods: Sequence[Row]) -> str:
