@@ -125,9 +125,9 @@ def test_vllm_is_started_as_a_child_measured_and_stopped(tmp_path):
     assert done.returncode == 0, done.stderr
     record = shown(tmp_path / "runs")
     stages = {stage["name"]: stage for stage in record["stages"]}
-    assert stages["engine.start"]["role"] == "setup" and stages["serve.c2"]["tokens"] > 0
+    assert stages["engine.start"]["role"] == "setup" and stages["serve.c2"]["role"] == "inference"
     row = record["findings"]["serve.c2"]["serving"]
-    assert row["engine"]["engine"] == "vllm 0.99.0" and row["server"] == "engine vllm"
+    assert row["output_tokens"] > 0 and row["engine"]["engine"] == "vllm 0.99.0" and row["server"] == "engine vllm"
     commands = [" ".join(one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"])]
     assert not [one for one in commands if "api_server" in one and str(tmp_path) in one]
 
