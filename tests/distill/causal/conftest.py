@@ -43,6 +43,7 @@ class Lab:
             "training": {"batch_size": 4, "learning_rate": 1e-2, "log_every_steps": 2},
             "generation": {
                 "prompts": 12,
+                "batch_size": 4,
                 "answer": {"max_new_tokens": 12, "do_sample": True, "temperature": 2.0, "n": 2},
             },
             "chunk": 64,

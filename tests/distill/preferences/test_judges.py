@@ -135,6 +135,21 @@ def test_interrupted_judging_resumes(tmp_path):
     assert seen == [2, 3]
 
 
+def test_a_generating_judge_gets_all_units_that_lack_a_score_at_once(tmp_path):
+    requested = [Candidates(f"q{k}", [answer("a"), answer(f"b{k}")]) for k in range(5)]
+    file = tmp_path / "scores.jsonl"
+    first = write_judgments(file, RubricJudge(Scripted("1", "2"), "rubric"), requested[2:3])
+    generator = Scripted("5", "5", "3", "4", "1", "1")
+    calls, generate = [], generator.generate
+    generator.generate = lambda prompts: calls.append(len(prompts)) or generate(prompts)
+    write_judgments(tmp_path / "others.jsonl", RubricJudge(Scripted(*"12345123"), "rubric"), [*requested[:2]])
+    whole = write_judgments(
+        file, RubricJudge(generator, "rubric"), requested, unit=2, others=[tmp_path / "others.jsonl"]
+    )
+    assert calls == [6]  # two of the three units; what is known of them keeps its scores
+    assert whole == [[1.0, 2.0], [3.0, 4.0], *first, [3.0, 4.0], [1.0, 1.0]]
+
+
 def test_pairs_ties_and_length_preference_are_counted():
     requested = [
         Candidates("long wins", [answer("a b c d e f"), answer("a b")]),

@@ -185,14 +185,15 @@ def test_vllm_is_chosen_only_where_it_was_measured_to_save_more_than_its_start(a
 @pytest.mark.parametrize(
     ("parameters", "rows", "answers", "wins"),
     [
-        (1_700_000_000, 128, 5_000, False),  # 4.5 mJ less per token: 2.9 kJ, less than its start
-        (1_700_000_000, 128, 20_000, True),
-        (8_000_000_000, 128, 5_000, True),  # 4.7 times as much
+        (1_700_000_000, 8, 500, False),  # 77 mJ less per token: 4.9 kJ, less than its start
+        (1_700_000_000, 8, 1_000, True),
+        (8_000_000_000, 8, 500, True),  # 4.7 times as much
         (1_700_000_000, 1, 1, False),
+        (1_700_000_000, 1024, 200_000, False),
         (135_000_000, 128, 200_000, False),
     ],
 )
-def test_long_prompts_of_a_large_model_pay_for_the_start_of_vllm_only_if_there_are_many(
+def test_few_rows_of_long_prompts_pay_for_the_start_of_vllm_if_there_are_enough_of_them(
     parameters, rows, answers, wins
 ):
     shape = GenerationShape(parameters, answers=answers, rows=rows, prompt_tokens=1024, new_tokens=128)

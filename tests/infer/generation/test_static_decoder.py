@@ -1,6 +1,7 @@
 """Decoding with slots of fixed size gives the tokens of transformers, whatever else is in the batch."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ from joulelab.infer.generation.static_decoder import (
     compiling_pays,
     compiling_prompts_pays,
     prompts_at_once,
-    rows_at_once,
 )
 
 PROMPTS = [[5, 6, 7, 8, 9], [11], [12, 13], [20, 21, 22, 23, 24, 25, 26], [30, 31, 32]]
@@ -151,6 +151,32 @@ def test_prompts_are_read_in_groups_of_one_shape_for_each_length(monkeypatch):
             torch.testing.assert_close(own.values[slot, : len(prompt) - 1], other.values[slot, : len(prompt) - 1])
 
 
+def test_compiled_prompts_are_written_in_place():
+    """A compiler writes in place what is put at indices, not what is put into a slice: that copied the whole cache."""
+    from torch.func import functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    states_PKTD, slots_PN = torch.randn(3, 2, 5, 4), torch.tensor([[1, 2], [7, 0], [4, 5]])
+    slots = static_decoder.LayerSlots(states_PKTD, states_PKTD, torch.zeros(8, dtype=torch.long), 16)
+
+    def write(keys, values):
+        slots.keys, slots.values = keys, values
+        slots.write_prompts(states_PKTD, states_PKTD + 1, slots_PN)
+
+    caches = slots.keys, slots.values
+    write(*caches)
+    for prompt, own in enumerate(slots_PN):
+        for cache, states_KTD in zip(caches, (states_PKTD[prompt], states_PKTD[prompt] + 1), strict=True):
+            assert all(torch.equal(cache[slot, :5], states_KTD.transpose(0, 1)) for slot in own)
+    assert not caches[0][[3, 6]].any() and not caches[0][:, 5:].any()
+    nodes = make_fx(functionalize(write))(*caches).graph.nodes
+    whole = [node.target for node in nodes if getattr(node.meta.get("val"), "shape", None) == caches[0].shape]
+    assert [target for target in whole if callable(target)] == [
+        torch.ops.aten.index_put.default, torch.ops.aten.index_put.default,
+        torch.ops.aten.copy_.default, torch.ops.aten.copy_.default,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "lengths, expected", [(1, [32, 32, 64, 256, 256, 1024, 1024]), (4, [32, 32, 64, 160, 256, 640, 1024])]
 )
@@ -222,11 +248,52 @@ def test_group_sizes_leave_few_rows_waiting_and_fit_into_memory():
     assert prompts_at_once(32, 8) == 8 and prompts_at_once(256, 8) == 2
 
 
-def test_half_of_many_answers_are_decoded_at_a_time():
-    assert rows_at_once(answers=100, most=64, n=2) == 64
-    assert rows_at_once(answers=1000, most=1024, n=1) == 1000
-    assert rows_at_once(answers=3072, most=3072, n=2) == 1536
-    assert rows_at_once(answers=40_000, most=1536, n=2) == 1536
+class OnGpu:
+    """A model that says that it is on a GPU."""
+
+    def __init__(self, model):
+        self._model = model
+
+    def parameters(self):
+        yield SimpleNamespace(device=torch.device("cuda"))
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+
+@pytest.mark.parametrize(
+    "prompts, n, batch_size, fit, expected",
+    [
+        (5000, 1, None, 4096, 1024),
+        (5000, 3, None, 4096, 1023),  # whole prompts
+        (100, 2, None, 4096, 200),
+        (5000, 2, None, 320, 320),
+        (5000, 2, 32, 320, 64),
+        (5000, 2, None, 1, 2),
+        (8, 2, None, 4096, None),  # one batch of few tokens: capturing a step would not pay
+    ],
+)
+def test_on_a_gpu_as_many_answers_as_fit_are_generated_at_once(monkeypatch, prompts, n, batch_size, fit, expected):
+    made = []
+
+    def decoder(model, rows, tokens, *_, **__):
+        made.append(rows)
+        return SimpleNamespace(tokens=tokens, capacity=rows)
+
+    monkeypatch.setattr(engine_module, "StaticDecoder", decoder)
+    monkeypatch.setattr(engine_module, "rows_that_fit", lambda model, tokens: fit)
+    monkeypatch.setattr(
+        TransformersGenerator, "_supported", lambda self: static_decoder.ModelSupport(slots=True, fused=False)
+    )
+    settings = GenerationSettings(max_new_tokens=16, do_sample=True, n=n)
+    generator = TransformersGenerator(
+        OnGpu(make_model()), make_tokenizer(), settings, identity="tiny", batch_size=batch_size
+    )
+    reader = generator._reader([[1, 2, 3]] * prompts)
+    assert made == ([] if expected is None else [expected])
+    assert isinstance(reader, engine_module.GrowingCacheDecoder) is (expected is None)
+    if expected is not None:
+        assert generator._reader([[1, 2]] * prompts) is reader  # kept
 
 
 def test_a_compiled_layer_gives_the_same_tokens(monkeypatch):

@@ -25,7 +25,7 @@ from joulelab.distill.config import LabelsAndTeacherSection, LanguageModelSpec, 
 from joulelab.distill.logit_cache.codecs import get_codec, require_usable
 from joulelab.errors import ConfigError, JoulelabError, UsageError
 from joulelab.infer.generation.engine_process import CHILD_ENGINES, EngineInstallation
-from joulelab.infer.generation.settings import CacheKind, GenerationSettings
+from joulelab.infer.generation.settings import PADDED_PROMPTS, CacheKind, GenerationSettings
 from joulelab.runs import environment
 from joulelab.runs.phases import Shard
 from joulelab.runs.spec import RunSpec, Section, check
@@ -137,8 +137,8 @@ class Generation(Section):
     engine: str = "auto"
     """`builtin`: the model in this process. `vllm`, `sglang`: started as a child process in the environment of
     engine_python, and billed. `server`: the one at teacher.server. `auto`: that server if it is set, vLLM if
-    engine_python is set, answers are greedy and vLLM is known to use less energy for this work, otherwise builtin,
-    with a note on the choice. Or the engine of an installed package."""
+    engine_python is set and vLLM is known to use less energy for this work, otherwise builtin, with a note on the
+    choice. Or the engine of an installed package."""
     engine_python: str | None = None
     """Python of the environment in which vLLM or SGLang is installed, for example /opt/vllm/bin/python."""
     engine_args: tuple[str, ...] = ()
@@ -151,6 +151,10 @@ class Generation(Section):
     """Send a seed with every request for a sampled answer to vLLM or SGLang: seed, prompt and number of the answer then
     decide the random numbers, whatever else is in the batch. Rounding still depends on the batch. false: another run
     samples other answers; vLLM can then use FlashInfer's sampler, which has no seeds per request."""
+    batch_size: int | None = Field(None, ge=1)
+    """Prompts that the builtin engine answers at once. null: on a GPU as many as fit, for up to 1,024 answers, because
+    a token then takes the least energy; 32 on a CPU. Shards and ranks divide the prompts in units of this size (null:
+    32), and a resumed run generates a unit again if one of its answers is missing."""
     cache: CacheKind = "auto"
     """Key-value cache of the teacher. `growing`: works with every model. `fixed`: a slot of fixed size per row, and a
     step captured as a CUDA graph with sampling on the device. `auto`: `fixed` on a GPU if the model supports it."""
@@ -171,6 +175,12 @@ class Generation(Section):
     held_out: float = Field(0.0, ge=0, lt=1)
     """In `synthetic`: share of the kept answers, by hash of the prompt, that is not trained on; the student's loss is
     measured on them too."""
+
+    @property
+    def prompts_per_unit(self) -> int:
+        """Prompts that are generated as a whole. Padded batches are units: the last bits of log-probabilities depend on
+        the batch, and shards must give the same as one process."""
+        return self.batch_size or PADDED_PROMPTS
 
     @property
     def longest_prompt(self) -> int:
@@ -256,8 +266,8 @@ class OnPolicy(Section):
     synthetic)."""
     sync_every: int = Field(8, ge=1)
     """Optimizer steps between two rounds of generation; a round uses the weights at its start."""
-    batch_size: int = Field(256, ge=1)
-    """Prompts per batch of the student's generation; fewer if GPU memory does not suffice."""
+    batch_size: int = Field(1024, ge=1)
+    """Prompts that the student answers at once; fewer if GPU memory does not suffice."""
     listed_tokens: int = Field(20, ge=0)
     """Most likely tokens of each position that a teacher.server reports. The rest is estimated from the student's
     sample without bias; more tokens give less noise."""
@@ -463,7 +473,7 @@ class CausalTeacher(Section):
     spans of text that both cover by whole tokens, which is approximate. `gold`: the divergence on tokens of both
     vocabularies, sorted probabilities on the others. `uld`: sorted probabilities only."""
     batch_size: int = Field(8, ge=1)
-    """Rows or prompts per batch."""
+    """Rows that the teacher scores at once."""
     server: str | None = None
     """Address of an OpenAI-compatible server that generates instead, for example http://localhost:8000/v1, or that
     scores tokens in on-policy (with vLLM's prompt_logprobs). Its

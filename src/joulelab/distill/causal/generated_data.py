@@ -130,12 +130,12 @@ class _JudgingWork:
         return [score_key(identity, one) for one in self.candidates]
 
     def work(self, teacher: TeacherSource) -> ShardedWork:
-        parents, batch_size = [self.answers.bill, teacher.bill], self.context.spec.teacher.batch_size
+        parents, unit = [self.answers.bill, teacher.bill], self.context.spec.generation.prompts_per_unit
         judge = self.context.spec.preferences.judge
         if judge.model is not None and judge.server is None:
             parents.append(self.context.runner.input_bill("judge", judge.model, "model", role="teacher"))
         return ShardedWork(
-            "scores", "scores", JUDGE_STAGE, judge_inputs(self.context), parents, batch_size,
+            "scores", "scores", JUDGE_STAGE, judge_inputs(self.context), parents, unit,
             total=lambda: len(self.candidates), begin=self._begin, join=self._join,
         )  # fmt: skip
 
@@ -154,12 +154,12 @@ class _JudgingWork:
             run.progress.advance(prompts)
             run.stop.check()
 
-        own, batch_size = folder / _scores_log(shard), self.context.spec.teacher.batch_size
+        own, unit = folder / _scores_log(shard), self.context.spec.generation.prompts_per_unit
         elsewhere = [path for path in _scores_logs([folder, *others]) if path != own]
         # the candidates are this shard's already; its ranks divide them
         units = ALL.among(ranks.rank, ranks.world).units([str(batch[0].prompt) for batch in self.batches])
         candidates = [one for at in units for one in self.batches[at]]
-        write_judgments(own, judge, candidates, tick, batch_size=batch_size, others=elsewhere)
+        write_judgments(own, judge, candidates, tick, unit=unit, others=elsewhere)
 
     def _join(self, sources: Sequence[Path], folder: Path) -> None:
         write_scores(folder / SCORES, self.keys, read_scores(*_scores_logs(sources)))
@@ -220,13 +220,13 @@ def _judge_has_chat_template(context: CausalContext) -> bool:
 
 def _make_judge(context: CausalContext, candidates: Sequence[Candidates], answers: Artifact) -> Judge:
     """The teacher or the model of `preferences.judge` judges, whichever model has written the answers."""
-    preferences, batch_size = context.spec.preferences, context.spec.teacher.batch_size
+    spec, preferences = context.spec, context.spec.preferences
     judge, identity = preferences.judge, _judge_model_identity(context) if preferences.judge.asks_model else ""
     if judge.kind == "rule":
         return RuleJudge(preferences.rule)
     if lookup.JUDGES.origin(judge.kind):
         return PluginJudge(lookup.JUDGES.resolve(judge.kind), _judge_identity(context))
-    name = judge.model or context.spec.teacher.model
+    name = judge.model or spec.teacher.model
     if judge.kind in ("rubric", "pairwise"):
         kind = PairwiseJudge if judge.kind == "pairwise" else RubricJudge
         return kind(_grader(context, name, identity), preferences.rubric, chat=_judge_has_chat_template(context))
@@ -235,8 +235,9 @@ def _make_judge(context: CausalContext, candidates: Sequence[Candidates], answer
     # log-probabilities of the judge's own answers are known from generation, so it need not be loaded
     model = nn.Identity() if known and written_by == identity else _load_judge_model(context)
     return LikelihoodJudge(
-        model, _judge_tokenizer(context), identity=identity, batch_size=batch_size, written_by=written_by
-    )
+        model, _judge_tokenizer(context), identity=identity, written_by=written_by,
+        batch_size=spec.teacher.batch_size, prompts_at_once=spec.generation.prompts_per_unit,
+    )  # fmt: skip
 
 
 def _load_judge_model(context: CausalContext) -> nn.Module:
@@ -249,7 +250,7 @@ def _grader(context: CausalContext, name: str, identity: str) -> Generator:
     if server is None:
         return TransformersGenerator(
             _load_judge_model(context), _judge_tokenizer(context), GRADE,
-            identity=identity, batch_size=context.spec.teacher.batch_size,
+            identity=identity, batch_size=context.spec.generation.batch_size,
         )  # fmt: skip
     from joulelab.infer.generation.server import ServerGenerator
 

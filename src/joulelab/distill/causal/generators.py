@@ -37,6 +37,7 @@ from joulelab.infer.generation.engine_process import (
     vllm_uses_less_energy,
 )
 from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.infer.generation.static_decoder import ENOUGH_ROWS
 from joulelab.runs.artifacts import Bill
 from joulelab.zoo.pretrained import causal_lm_config, declared_generation, save_hf, servable_model
 
@@ -124,10 +125,11 @@ def _shape(context: CausalContext, teacher: TeacherSource) -> GenerationShape:
         from transformers import AutoModelForCausalLM
 
         parameters = sum(one.numel() for one in AutoModelForCausalLM.from_config(config).parameters())
+    answers, n = generation.prompts * generation.answer.n, generation.answer.n
     return GenerationShape(
         parameters=parameters,
-        answers=generation.prompts * generation.answer.n,
-        rows=min(generation.prompts, context.spec.teacher.batch_size) * generation.answer.n,
+        answers=answers,
+        rows=min(answers, ENOUGH_ROWS if generation.batch_size is None else generation.batch_size * n),
         prompt_tokens=generation.prompt_tokens,
         new_tokens=generation.answer.max_new_tokens,
     )
@@ -160,9 +162,8 @@ def make_generator(
         )  # fmt: skip
     if chosen.installation is not None:
         return _start_engine(context, teacher, chosen.installation, prompts, stage)
-    answer, batch_size = spec.generation.answer, spec.teacher.batch_size
-    identity = engine_identity(spec, teacher.identity)
-    return local_generator(context, teacher.load(), identity, answer, batch_size, prompts)
+    identity, generation = engine_identity(spec, teacher.identity), spec.generation
+    return local_generator(context, teacher.load(), identity, generation.answer, generation.batch_size, prompts)
 
 
 def engine_identity(spec: CausalSpec, weights: str) -> str:
@@ -176,7 +177,7 @@ def local_generator(
     model: nn.Module,
     identity: str,
     answer: GenerationSettings,
-    batch_size: int,
+    batch_size: int | None,
     prompts: Sequence[Prompt],
     passes: float = 1.0,
 ) -> Generator:
@@ -185,7 +186,8 @@ def local_generator(
     generation = context.spec.generation
     if lookup.ENGINES.origin(generation.engine) is not None:
         engine: EngineFactory = lookup.ENGINES.resolve(generation.engine)
-        return engine(model, context.tokenizer, answer, identity=identity, batch_size=batch_size)
+        at_once = batch_size or generation.prompts_per_unit
+        return engine(model, context.tokenizer, answer, identity=identity, batch_size=at_once)
     return TransformersGenerator(
         model, context.tokenizer, answer,
         identity=identity, batch_size=batch_size, cache=generation.cache, whole=prompts, passes=passes,

@@ -298,10 +298,10 @@ class _GenerationWork:
             inputs["sampling"] = REQUEST_SAMPLING if self.chosen.sends_requests else SAMPLING
         if self.chosen.key is not None:
             inputs["engine"] = self.chosen.key
-        parents, batch_size = [self.teacher.bill, data.bill, *prompt_bills(self.context)], spec.teacher.batch_size
+        parents = [self.teacher.bill, data.bill, *prompt_bills(self.context)]
         return ShardedWork(
-            "answers", "answers", StageSpec(self.stage_name, self.role, "generate"), inputs, parents, batch_size,
-            total=lambda: len(self.prompts), begin=self._begin, join=self._join,
+            "answers", "answers", StageSpec(self.stage_name, self.role, "generate"), inputs, parents,
+            spec.generation.prompts_per_unit, total=lambda: len(self.prompts), begin=self._begin, join=self._join,
         )  # fmt: skip
 
     def _begin(self, folder: Path, shard: Shard, others: Sequence[Path]) -> RemainingWork:
@@ -326,7 +326,7 @@ class _GenerationWork:
 
     def _own_keys(self, generator: str, shard: Shard) -> list[str]:
         keys = [self._key(generator, prompt) for prompt in self.prompts]
-        batches = shard_batches(keys, self.prompts, self.context.spec.teacher.batch_size, shard)
+        batches = shard_batches(keys, self.prompts, self.context.spec.generation.prompts_per_unit, shard)
         return [keys[at] for batch in batches for at in batch]
 
     def _key(self, generator: str, prompt: Prompt) -> str:
@@ -347,10 +347,10 @@ class _GenerationWork:
             run.progress.advance(progress.prompts, f"{progress.generated_tokens:,} tokens")
             run.stop.check()
 
-        own, batch_size = folder / _answers_log(shard), self.context.spec.teacher.batch_size
+        own, unit = folder / _answers_log(shard), self.context.spec.generation.prompts_per_unit
         elsewhere = [path for path in _answers_logs([folder, *others]) if path != own]
         with closing_generator(generator):
-            generate_into(own, generator, self.prompts, tick, share=shard, at_once=batch_size, others=elsewhere)
+            generate_into(own, generator, self.prompts, tick, share=shard, at_once=unit, others=elsewhere)
 
     def _join(self, sources: Sequence[Path], folder: Path) -> None:
         reports, completions = _reports(sources), read_completions(*_answers_logs(sources))
@@ -402,12 +402,12 @@ def read_candidates(context: CausalContext, answers: Artifact) -> list[Candidate
 
 
 def candidate_batches(context: CausalContext, answers: Artifact) -> list[list[Candidates]]:
-    """The same in the batches they were generated in; only those of this run's shard, which need not wait for
+    """The same in the units they were generated in; only those of this run's shard, which need not wait for
     others."""
     keyed, shard = _keyed_candidates(context, answers), context.runner.shard
     keys, prompts = [key for key, _ in keyed], [one.prompt for _, one in keyed]
     own = ALL if shard is None or PART in answers.bill.artifact.kind else shard
-    batches = shard_batches(keys, prompts, context.spec.teacher.batch_size, own)
+    batches = shard_batches(keys, prompts, context.spec.generation.prompts_per_unit, own)
     return [[keyed[at][1] for at in batch] for batch in batches]
 
 

@@ -42,7 +42,8 @@ class Judge(Protocol):
         """The judge and its settings; part of a score's key."""
 
     def scores(self, candidates: Sequence[Candidates]) -> Iterator[list[Score]]:
-        """For each prompt, in order, one score per answer."""
+        """For each prompt, in order, one score per answer; a prompt's scores come before the last one is judged, so
+        that an interruption loses few."""
 
 
 class PluginJudge:
@@ -75,16 +76,26 @@ class LikelihoodJudge:
     """Scores answers that the judging model has generated itself come from generation, without a second pass."""
 
     def __init__(
-        self, model: nn.Module, tokenizer: Any, *, identity: str, batch_size: int = 16, written_by: str | None = None
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        *,
+        identity: str,
+        batch_size: int = 16,
+        prompts_at_once: int = 32,
+        written_by: str | None = None,
     ) -> None:
-        """`written_by` is the identity of the generator; if it is the judge's own, generation's values are used."""
+        """`written_by` is the identity of the generator; if it is the judge's own, generation's values are used.
+        Batches have `batch_size` answers, all to the same `prompts_at_once` prompts."""
         self.identity = likelihood_identity(identity)
         self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
+        self._prompts_at_once = prompts_at_once
         self._generated_them = written_by == identity
         self._log_probabilities = TargetLogProbabilities()
 
     def scores(self, candidates: Sequence[Candidates]) -> Iterator[list[Score]]:
-        for batch in _prompt_batches(candidates, self._batch_size):
+        for start in range(0, len(candidates), self._prompts_at_once):
+            batch = candidates[start : start + self._prompts_at_once]
             scores = [[self._known_score(answer) for answer in one.answers] for one in batch]
             unscored = [
                 (number, place)
@@ -118,12 +129,6 @@ class LikelihoodJudge:
         finally:
             self._model.train(was_training)
         return scores
-
-
-def _prompt_batches(candidates: Sequence[Candidates], answers: int) -> Iterator[Sequence[Candidates]]:
-    """Prompts whose answers fill a batch."""
-    size = max(1, answers // max((len(one.answers) for one in candidates), default=1))
-    return (candidates[start : start + size] for start in range(0, len(candidates), size))
 
 
 def log_probability_sums(
@@ -336,14 +341,14 @@ def write_judgments(
     candidates: Sequence[Candidates],
     tick: Callable[[int], None] = lambda prompts: None,
     *,
-    batch_size: int | None = None,
+    unit: int | None = None,
     others: Sequence[Path] = (),
 ) -> list[list[Score]]:
     """Scores of all candidates, in order; `tick` gets the prompts judged so far, earlier attempts included.
 
-    `batch_size` prompts are a batch, which is judged as a whole if one of them lacks its scores: the last bits of a
-    score depend on the other rows of its batch, and may decide a tie. Without it only what is missing is judged. Scores
-    in the files of `others` are not computed again.
+    `unit` prompts are judged as a whole if one of them lacks its scores: the last bits of a score depend on the other
+    rows of its batch, and may decide a tie. Without it only what is missing is judged. Scores in the files of `others`
+    are not computed again. The judge gets all units at once, so that one that generates can fill its batches.
     """
     keys = [score_key(judge.identity, one) for one in candidates]
     own, elsewhere = read_scores(path), read_scores(*others)
@@ -352,14 +357,14 @@ def write_judgments(
     tick(done)
     file = LineFile(path)
     try:
-        for batch in _pending_batches(keys, known, batch_size):
-            for at, scores in zip(batch, judge.scores([candidates[at] for at in batch]), strict=True):
-                if keys[at] in known:
-                    continue
-                file.append({"key": keys[at], "scores": scores})
-                own[keys[at]] = scores
-                done += 1
-                tick(done)
+        pending = _pending(keys, known, unit)
+        for at, scores in zip(pending, judge.scores([candidates[at] for at in pending]), strict=True):
+            if keys[at] in known:
+                continue
+            file.append({"key": keys[at], "scores": scores})
+            own[keys[at]] = scores
+            done += 1
+            tick(done)
         file.sync()
     finally:
         file.close()
@@ -367,10 +372,9 @@ def write_judgments(
     return [both[key] for key in keys]
 
 
-def _pending_batches(keys: Sequence[str], known: set[str], batch_size: int | None) -> list[list[int]]:
-    """Indices of the first occurrence of each key, in batches that lack a score."""
+def _pending(keys: Sequence[str], known: set[str], unit: int | None) -> list[int]:
+    """Indices of the first occurrence of each key, in units that lack a score."""
     first = list({key: at for at, key in reversed(list(enumerate(keys)))}.values())[::-1]
-    if batch_size is None:
-        return [[at for at in first if keys[at] not in known]]
-    batches = [first[start : start + batch_size] for start in range(0, len(first), batch_size)]
-    return [batch for batch in batches if any(keys[at] not in known for at in batch)]
+    size = unit or 1
+    units = [first[start : start + size] for start in range(0, len(first), size)]
+    return [at for some in units if any(keys[at] not in known for at in some) for at in some]

@@ -38,15 +38,15 @@ from joulelab.infer.generation.completions import (
     truncate_at_stop,
 )
 from joulelab.infer.generation.sampler import AnswerEnds, StopTexts, answer_random_numbers, sample_tokens
-from joulelab.infer.generation.settings import CacheKind, GenerationSettings
+from joulelab.infer.generation.settings import PADDED_PROMPTS, CacheKind, GenerationSettings
 from joulelab.infer.generation.static_decoder import (
+    ENOUGH_ROWS,
     ModelSupport,
     SetupNote,
     StaticDecoder,
     check_model,
     compiling_pays,
     compiling_prompts_pays,
-    rows_at_once,
     rows_that_fit,
 )
 from joulelab.zoo.quantized_layers import quantization_of
@@ -193,7 +193,7 @@ class TransformersGenerator:
         settings: GenerationSettings,
         *,
         identity: str,
-        batch_size: int = 16,
+        batch_size: int | None = None,
         cache: CacheKind = "auto",
         compile_step: bool | None = None,
         whole: Sequence[Prompt] = (),
@@ -202,9 +202,11 @@ class TransformersGenerator:
         note_setup: SetupNote = lambda activity, begin_ns, end_ns: None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`model` is on its device, in its precision; `batch_size` counts prompts. `compile_step` None: if that saves
-        energy for the work at hand. `log_probabilities` keeps those of each token. `note_setup` gets the times of
-        compilations and captures, `note` remarks for the user.
+        """`model` is on its device, in its precision. `batch_size`: prompts that are answered at once. None: on a GPU
+        as many as fit, for up to the number of answers beyond which a token takes no less energy; fewer where a batch
+        ends with its longest answer. `compile_step` None: if that saves energy for the work at hand.
+        `log_probabilities` keeps those of each token. `note_setup` gets the times of compilations and captures, `note`
+        remarks for the user.
 
         Decoders are kept: a later call with prompts that fit reuses the captured steps, and reads the weights as they
         are then, so a model that is trained between calls generates with its new weights.
@@ -213,13 +215,16 @@ class TransformersGenerator:
         chosen for these: floating-point results depend slightly on shapes, and a part must generate the same text.
         `passes`: how often they are answered, so that what pays over all of the work is compiled.
         """
-        self.settings, self.identity, self.prompts_at_once = settings, identity, batch_size
+        self.settings, self.identity, self.prompts_at_once = settings, identity, batch_size or PADDED_PROMPTS
         self._model, self._tokenizer, self._cache, self._passes = model, tokenizer, cache, passes
         self._whole = encode_prompts(tokenizer, whole)
         self._compile_step, self._note_setup, self._note = compile_step, note_setup, note
         self._log_probabilities = log_probabilities
         self._kept = _KeptDecoder()
         self._device = next(model.parameters()).device
+        self._most_rows = self.prompts_at_once * settings.n
+        if batch_size is None and self._device.type == "cuda":
+            self._most_rows = ENOUGH_ROWS
         self._end_ids = end_ids(model, tokenizer)
         self._words = vocab_size_of(tokenizer)
         self._stops = StopTexts(tokenizer, settings.stop)
@@ -244,11 +249,12 @@ class TransformersGenerator:
         encoded = encode_prompts(self._tokenizer, prompts)
         longest = max((len(prompt) for prompt in encoded), default=0)
         require_positions(self._model.config, longest, self.settings.max_new_tokens)
-        reader = self._reader(self._whole or encoded)
-        found = (
-            self._decode_static(reader, encoded) if isinstance(reader, StaticDecoder) else self._decode(reader, encoded)
-        )
-        with _explain_out_of_memory(self.prompts_at_once):
+        with _explain_out_of_memory(longest, self.settings):
+            reader = self._reader(self._whole or encoded)
+            if isinstance(reader, StaticDecoder):
+                found = self._decode_static(reader, encoded)
+            else:
+                found = self._decode(reader, encoded)
             for prompt, completions in zip(encoded, found, strict=True):
                 yield [self._to_completion(completion, len(prompt)) for completion in completions]
 
@@ -298,12 +304,16 @@ class TransformersGenerator:
             return kept
         self._kept.decoder = kept = None  # frees its cache before the next one is allocated
         if on_gpu and self._cache != "growing":
-            self.prompts_at_once = max(1, min(self.prompts_at_once, rows_that_fit(self._model, tokens) // n))
-        rows = self._rows(answers)
-        steps = new_tokens * math.ceil(self._passes * math.ceil(answers / max(1, rows)))
-        is_long = steps >= _STATIC_CACHE_MIN_STEPS
+            torch.cuda.empty_cache()  # what only torch's allocator holds is free, too
+            fit = rows_that_fit(self._model, tokens)
+            self._most_rows = min(self._most_rows, fit)
+            self.prompts_at_once = max(1, min(self.prompts_at_once, fit // n))
+        batches = math.ceil(self._passes * math.ceil(len(encoded) / self.prompts_at_once))
+        is_long = new_tokens * batches >= _STATIC_CACHE_MIN_STEPS
         if self._cache == "growing" or (self._cache == "auto" and not (on_gpu and is_long)):
             return GrowingCacheDecoder(self._model)
+        rows = self._rows(answers)
+        steps = new_tokens * math.ceil(self._passes * math.ceil(answers / max(1, rows)))
         support = self._supported()
         if not support.slots:
             return GrowingCacheDecoder(self._model)
@@ -327,7 +337,8 @@ class TransformersGenerator:
         return self._kept.decoder
 
     def _rows(self, answers: int) -> int:
-        return rows_at_once(answers, self.prompts_at_once * self.settings.n, self.settings.n)
+        n = self.settings.n
+        return min(answers, max(1, self._most_rows // n) * n)
 
     def _supported(self) -> ModelSupport:
         """Checked once: that takes several forward passes."""
@@ -378,11 +389,12 @@ def require_positions(config: Any, longest: int, new_tokens: int) -> None:
 
 
 @contextmanager
-def _explain_out_of_memory(batch_size: int) -> Iterator[None]:
+def _explain_out_of_memory(longest: int, settings: GenerationSettings) -> Iterator[None]:
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
         raise OutOfMemory(
-            f"a batch of {batch_size} prompts does not fit into GPU memory",
-            "use a smaller batch, fewer answers per prompt or fewer new tokens",
+            f"generation ran out of GPU memory: prompts of up to {longest} tokens, {settings.n} answers each of up to "
+            f"{settings.max_new_tokens} tokens",
+            "use a smaller batch (generation.batch_size), fewer answers per prompt or fewer new tokens",
         ) from error

@@ -9,6 +9,8 @@ from pydantic import Field
 from joulelab.runs.spec import Section
 
 CacheKind = Literal["auto", "growing", "fixed"]
+PADDED_PROMPTS = 32
+"""Prompts in a batch that is padded and ends with its longest answer."""
 
 
 class GenerationSettings(Section):

@@ -64,8 +64,8 @@ _STEPS_PER_CHECK, _STEPS_PER_CHECK_FEW_ROWS, _FEW_ROWS = 2, 4, 256
 # Joules on an H200: to compile the step, and what every later step then saves, partly per row (docs/results.md).
 _COMPILE_J = 1500.0
 _SAVED_PER_STEP_J, _SAVED_PER_ROW_J = 0.35, 0.006
-# More rows than these take no less energy per row on an H200.
-_ENOUGH_ROWS = 1024
+ENOUGH_ROWS = 1024
+"""More rows take no less energy per row on an H200."""
 # What compiling the reading of prompts saves, per token, layer and hidden unit: 20 and 25 nJ for 135 M and 1.7 B
 # parameters.
 _SAVED_PER_HIDDEN_STATE_J = 22e-9
@@ -94,10 +94,11 @@ class LayerSlots:
         )
 
     def write_prompts(self, key_states: Tensor, value_states: Tensor, slots_PN: Tensor) -> None:
-        """Into several slots per prompt."""
-        for slots_P in slots_PN.unbind(1):
-            self.keys[slots_P, : key_states.shape[2]] = key_states.transpose(1, 2)
-            self.values[slots_P, : value_states.shape[2]] = value_states.transpose(1, 2)
+        """Into several slots per prompt. With positions as indices, because compiled code copies the whole cache, and
+        back, to write to a slice of it."""
+        where = slots_PN[:, :, None], torch.arange(key_states.shape[2], device=key_states.device)
+        self.keys.index_put_(where, key_states.transpose(1, 2)[:, None])
+        self.values.index_put_(where, value_states.transpose(1, 2)[:, None])
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -690,19 +691,13 @@ def compiling_prompts_pays(model: Any, tokens: int) -> bool:
     return bool(tokens * config.num_hidden_layers * config.hidden_size * _SAVED_PER_HIDDEN_STATE_J > _COMPILE_J)
 
 
-def rows_at_once(answers: int, most: int, n: int) -> int:
-    """Rows of a decoder for this many answers. With many answers half of them at a time: the others take the slots of
-    those that end early, and a step of more rows takes no less energy per row (docs/results.md)."""
-    rows = min(answers, most)
-    return rows if rows < answers or rows < 2 * _ENOUGH_ROWS else -(-rows // (2 * n)) * n
-
-
 def _power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
 def rows_that_fit(model: Any, tokens: int) -> int:
-    """How many slots of this length fit into the free memory of the model's GPU."""
+    """How many slots of this length fit into the free memory of the model's GPU: a multiple of 64, so that small
+    differences in free memory do not change the shapes of a run that is resumed."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -710,7 +705,8 @@ def rows_that_fit(model: Any, tokens: int) -> int:
     # Keys and values of every layer; a slot is rounded up to whole blocks.
     slot_bytes = 2 * config.num_hidden_layers * heads * size * parameter.element_size() * (tokens + _BLOCK)
     free_bytes, _ = torch.cuda.mem_get_info(parameter.device)
-    return int(_CACHE_SHARE * free_bytes / slot_bytes)
+    rows = max(1, int(_CACHE_SHARE * free_bytes / slot_bytes))
+    return rows - rows % 64 if rows > 64 else rows
 
 
 @dataclass(frozen=True)
