@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "distill" / "causal"))  # 
 from tiny_llama import WORDS, make_model, make_tokenizer, write_teacher
 
 from joulelab.evaluate import evaluate_pipeline, harness
+from joulelab.evaluate.config import EvaluateSpec
 from joulelab.runs.store import load_record
 
 METER = ["--estimate-cpu", "energy.gpus=none", "energy.sample_interval_s=0.1"]
@@ -111,6 +112,16 @@ def test_each_harness_task_is_a_stage(models, joulelab, tmp_path, monkeypatch):
     assert [stage.name for stage in record.stages if stage.role == "evaluation"] == ["evaluate.one", "evaluate.two"]
     result = record.results["model.harness.two.acc.value"]
     assert (result.value, result.standard_error, result.trials, result.successes) == (0.5, 0.29, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("precision", "on_gpu", "expected"),
+    [("auto", True, "bf16"), ("auto", False, "fp32"), ("fp32", True, "fp32"), ("nf4", True, "nf4")],
+)
+def test_a_gpu_evaluates_in_bf16_unless_told_otherwise(models, monkeypatch, precision, on_gpu, expected):
+    monkeypatch.setattr("joulelab.runs.environment.uses_gpu", lambda device: on_gpu)
+    spec = EvaluateSpec(model=str(models / "random"), data="sample:reviews", precision=precision)
+    assert spec.precision_here == expected
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,15 @@ def evaluate(
         int | None, typer.Option("--max-new-tokens", metavar="N", help="Maximum tokens of an answer (default: 64).")
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Items per task (default: all).")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Questions per call (default: 8).")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", help="Questions scored per call (default: 8).")
+    ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
-            "--precision", metavar="NAME", help="fp32, bf16, fp16, int8, nf4, fp8, fp8-weights or int4 (default: fp32)."
+            "--precision",
+            metavar="NAME",
+            help="fp32, bf16, fp16, int8, nf4, fp8, fp8-weights or int4 (default: bf16 on a GPU).",
         ),
     ] = None,
     chat_template: Annotated[
@@ -97,7 +101,7 @@ def evaluate(
 
       joulelab evaluate sample:smollm2 --data mt_bench.jsonl --judge my-org/judge --max-new-tokens 256
 
-      joulelab evaluate my-org/model --tasks gsm8k,mmlu,ifeval --precision bf16 --batch-size 32
+      joulelab evaluate my-org/model --tasks gsm8k,mmlu,ifeval --batch-size 32
     """
     from joulelab.cli.run import RunOptions, start_run
     from joulelab.runs.store import store_root

@@ -49,9 +49,11 @@ class EvaluateSpec(RunSpec):
     chat_template: Literal["auto", "on", "off"] = "auto"
     """Format prompts with the model's chat template; auto: if the model has one. The record has its SHA-256."""
     batch_size: int = Field(8, ge=1)
-    """Questions per call."""
-    precision: Literal["fp32", "bf16", "fp16", Quantization] = "fp32"
-    """Type of the weights; quantized: int8, nf4 (extra bitsandbytes), fp8, fp8-weights, int4 (extra torchao)."""
+    """Questions scored per call. Answers that the model writes are generated as many at a time as fit into a GPU's
+    memory, 32 on a CPU."""
+    precision: Literal["auto", "fp32", "bf16", "fp16", Quantization] = "auto"
+    """Type of the weights; auto: bf16 on a GPU, fp32 elsewhere. Quantized: int8, nf4 (extra bitsandbytes), fp8,
+    fp8-weights, int4 (extra torchao)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto uses a GPU if there is one."""
 
@@ -88,6 +90,12 @@ class EvaluateSpec(RunSpec):
         if self.judge and not self.rubric.strip():
             raise ValueError("rubric is empty; describe what makes an answer good")
         return self
+
+    @property
+    def precision_here(self) -> str:
+        if self.precision != "auto":
+            return self.precision
+        return "bf16" if environment.uses_gpu(self.device) else "fp32"
 
     def checks(self) -> Iterator[Callable[[], object]]:
         yield partial(_require_model, self.model)

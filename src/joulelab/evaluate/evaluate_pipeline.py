@@ -58,7 +58,10 @@ def run_evaluate(run: RunContext) -> None:
         if template
         else "prompts are plain text, without a chat template"
     )
+    if spec.precision == "auto":
+        run.note(f"precision=auto: {spec.precision_here}")
     settings = spec.model_dump(mode="json", include=_OF_THE_RESULT) | {"chat_template": template and _digest(template)}
+    settings["precision"] = spec.precision_here
     folder = _task_folder(spec)
     settings["task_files"] = None if folder is None else sources.content_hash(folder)
 
@@ -74,13 +77,14 @@ def run_evaluate(run: RunContext) -> None:
 
 
 def _load(spec: EvaluateSpec, device: torch.device) -> nn.Module:
-    if is_quantized(spec.precision):
-        return quantize(load_causal_lm(spec.model).to(device), spec.precision).eval()  # type: ignore[no-any-return]
-    return load_causal_lm(spec.model).to(device, _DTYPES[spec.precision]).eval()
+    model, precision = load_causal_lm(spec.model), spec.precision_here
+    if is_quantized(precision):
+        return quantize(model.to(device), precision).eval()  # type: ignore[no-any-return]
+    return model.to(device, _DTYPES[precision]).eval()
 
 
 _OF_THE_RESULT = {
-    *("tasks", "limit", "max_new_tokens", "batch_size", "precision", "grader"),
+    *("tasks", "limit", "max_new_tokens", "batch_size", "grader"),
     *("judge", "judge_server", "rubric"),
 }
 

@@ -197,7 +197,7 @@ def grade_answers(
     if free:
         stop, same = (("\n",), same_answer) if grader == "text" else ((), same_expression)
         settings = GenerationSettings(max_new_tokens=max_new_tokens, stop=stop)
-        generator = TransformersGenerator(model, tokenizer, settings, identity="examined", batch_size=batch_size)
+        generator = TransformersGenerator(model, tokenizer, settings, identity="examined")
         for number, answers in zip(free, generator.generate([questions[k].prompt for k in free]), strict=True):
             text = answers[0].text
             graded[number] = GradedAnswer(text, same(text, questions[number].answer))

@@ -93,7 +93,7 @@ def judged_answers(
     prompts = read_judged_prompts(Path(spec.data), spec.limit)
     with run.stage("evaluate.answers", len(prompts), role="evaluation", activity="generate") as stage:
         settings = GenerationSettings(max_new_tokens=spec.max_new_tokens)
-        generator = TransformersGenerator(model, tokenizer, settings, identity="judged", batch_size=spec.batch_size)
+        generator = TransformersGenerator(model, tokenizer, settings, identity="judged")
         answers = _answer_turns(generator, prompts, chat, stage, run)
     compares = prompts[0].reference is not None
     with run.stage("evaluate.judge", len(prompts), role="evaluation", activity="judge") as stage:
@@ -177,11 +177,10 @@ def _load_judge(run: RunContext, spec: EvaluateSpec, device: torch.device) -> tu
             run.unmetered_work(f"evaluate.judge on {server.identity}", server.energy_gap)
         return server, True
     tokenizer = load_tokenizer(spec.judge)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(spec.precision, torch.float32)  # never quantized
+    # Never quantized: with a quantized model it computes in bf16, as that does.
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(spec.precision_here, torch.bfloat16)
     model = load_causal_lm(spec.judge).to(device, dtype).eval()
-    judge = TransformersGenerator(
-        model, tokenizer, GRADE, identity=weights_identity(spec.judge), batch_size=spec.batch_size
-    )
+    judge = TransformersGenerator(model, tokenizer, GRADE, identity=weights_identity(spec.judge))
     return judge, bool(getattr(tokenizer, "chat_template", None))
 
 
