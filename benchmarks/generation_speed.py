@@ -1,13 +1,14 @@
 """Speed and energy of text generation: our engine, transformers' `generate`, and vLLM, at the same work in one call.
 
 All engines sample with the same settings from the same prompts and generate `--new-tokens` per answer; only tokens of
-answers count. Every round of requests has new prompts, so that no engine finds them in a cache. The first round is a
-warm-up and counts as setup, with loading, compiling and capturing; the next ones are measured for `--seconds`, at least
-one. Weights are random with `--shape`: speed does not depend on their values, but a trained model (`--model`) ends some
-answers early.
+answers count. Every round of requests of every case has new prompts, so that no engine finds them in a cache. The first
+round is a warm-up and counts as setup, with loading, compiling and capturing; the next ones are measured for
+`--seconds`, at least one. Weights are random with `--shape`: speed does not depend on their values, but a trained model
+(`--model`) ends some answers early.
 
-A case is PROMPTSxANSWERS:PROMPT_TOKENS/NEW_TOKENS; with more prompts than `--batch-size`, our engine and `generate`
-take several batches. `generate` takes 60 to 100 ms per step on a slow host, so `--generate` chooses its cases.
+A case is PROMPTSxANSWERS:PROMPT_TOKENS/NEW_TOKENS. Our engine and vLLM choose how many answers they generate at once;
+`generate` takes batches of `--batch-size` prompts, or fewer where memory ends. It takes 60 to 100 ms per step on a slow
+host, so `--generate` chooses its cases.
 
     python benchmarks/generation_speed.py --shape 135M --cases 1536x2:24/96
     python benchmarks/generation_speed.py --shape 1.7B --cases 1x1:24/96,128x1:256/256 --generate none
@@ -26,7 +27,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,7 @@ from pacing import forget_peak, free, interrupt_on_sigterm, peak_gib, wait
 from joulelab.data.labeled_text import load
 from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.settings import GenerationSettings
-from joulelab.infer.generation.static_decoder import rows_that_fit
+from joulelab.infer.generation.static_decoder import ENOUGH_ROWS, rows_that_fit
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import Trace, load_trace
@@ -165,8 +168,10 @@ def word_tokenizer() -> Any:
 
 
 class Bench:
-    def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
+    def __init__(self, options: argparse.Namespace, cases: list[Case], device: torch.device) -> None:
         self.options, self.device, self.begin_s = options, device, time.monotonic()
+        rounds = [case.prompts * self._rounds(case) for case in cases]
+        self.first_prompts = dict(zip(cases, accumulate(rounds, initial=0), strict=False))
         self.tokenizer: Any = load_tokenizer(options.model) if options.shape is None else word_tokenizer()
         self.model: Any = self._load().eval().requires_grad_(False)
         if device.type == "cuda":
@@ -194,18 +199,20 @@ class Bench:
             )  # fmt: skip
 
     def prompts(self, case: Case, number: int) -> list[list[int]]:
-        """Token ids of round `number`; no prompt occurs in two rounds."""
-        starts = [
-            (number * case.prompts + place) * 7919 % (len(self.ids) - case.prompt_tokens)
-            for place in range(case.prompts)
-        ]
+        """Token ids of round `number`; no prompt occurs in two rounds or two cases, nor does its beginning."""
+        longest = max(case.prompt_tokens for case in self.first_prompts)
+        first = self.first_prompts[case] + number * case.prompts
+        starts = [(first + place) * 7919 % (len(self.ids) - longest) for place in range(case.prompts)]
         return [self.ids[start : start + case.prompt_tokens] for start in starts]
 
-    def _rounds(self, case: Case) -> int:
+    @staticmethod
+    def _rounds(case: Case) -> int:
         return min(MOST_ROUNDS, 1 + max(1, 4096 // case.prompts))
 
-    def rows(self, case: Case) -> int:
-        return min(int(self.options.batch_size), case.prompts) * case.answers
+    def rows(self, engine: str, case: Case) -> int:
+        if engine == "generate":
+            return min(int(self.options.batch_size), case.prompts) * case.answers
+        return min(ENOUGH_ROWS, case.prompts * case.answers)
 
     def measure(self, engine: str, case: Case) -> Result:
         forget_peak()
@@ -225,7 +232,7 @@ class Bench:
             if time.monotonic_ns() - ready_ns > 1e9 * self.options.seconds:
                 break
         wait(self.device)
-        return Result(engine, case, self.rows(case), tokens, (ready_ns, time.monotonic_ns()), setup, peak_gib())
+        return Result(engine, case, self.rows(engine, case), tokens, (ready_ns, time.monotonic_ns()), setup, peak_gib())
 
     def _settings(self, case: Case) -> GenerationSettings:
         return GenerationSettings(
@@ -234,7 +241,7 @@ class Bench:
 
     def _ours(self, engine: str, case: Case, setup: list[Window]) -> Any:
         generator = TransformersGenerator(
-            self.model, self.tokenizer, self._settings(case), identity="", batch_size=self.options.batch_size,
+            self.model, self.tokenizer, self._settings(case), identity="",
             cache="growing" if engine == "growing" else "fixed", compile_step=engine == "builtin", passes=LONG_RUN,
             note_setup=lambda activity, begin_ns, end_ns: setup.append((begin_ns, end_ns)),
         )  # fmt: skip
@@ -291,13 +298,12 @@ class Bench:
         known = {str(case): case for case in cases}
         setup: list[Window] = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, env=environment) as worker:
-            assert worker.stdout is not None
             # An engine that hangs would keep the machine: it ends with the time of this call.
             left_s = self.options.limit_s - (time.monotonic() - self.begin_s)
             limit = threading.Timer(max(1.0, left_s + _VLLM_GRACE_S), worker.kill)
             limit.daemon = True
             limit.start()
-            for line in worker.stdout:
+            for line in ended_with_us(worker):
                 if not line.startswith("RESULT "):
                     continue
                 found = json.loads(line.removeprefix("RESULT "))
@@ -318,6 +324,16 @@ class Bench:
         limit.cancel()
         if worker.returncode:
             print(f"vLLM ended with exit code {worker.returncode}", flush=True)
+
+
+def ended_with_us(worker: subprocess.Popen[str]) -> Iterator[str]:
+    """Its output; an interrupt of this call ends it too."""
+    assert worker.stdout is not None
+    try:
+        yield from worker.stdout
+    except BaseException:
+        worker.kill()
+        raise
 
 
 def measure_all(
@@ -346,7 +362,7 @@ def main() -> None:
     parser.add_argument("--model", default="sample:smollm2", help="trained model, without --shape")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape of SmolLM2")
     parser.add_argument("--cases", default=TRIED, help=f"comma-separated; default {TRIED}")
-    parser.add_argument("--batch-size", type=int, default=1024, help="prompts at a time, at most")
+    parser.add_argument("--batch-size", type=int, default=1024, help="prompts at a time of generate")
     parser.add_argument("--seconds", type=float, default=2.0, help="measured time per engine and case, at least")
     parser.add_argument("--limit-s", type=float, default=540.0, help="skip what would begin later than this")
     parser.add_argument("--engines", default="builtin,generate,vllm", help=f"of {', '.join(ENGINES)}")
@@ -357,8 +373,8 @@ def main() -> None:
     options = parser.parse_args()
     interrupt_on_sigterm()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    bench = Bench(options, device)
     cases = [Case.parse(text) for text in options.cases.split(",")]
+    bench = Bench(options, cases, device)
     engines = [engine for engine in ENGINES if engine in options.engines.split(",")]
     has_vllm = options.vllm_path or options.vllm_python != sys.executable or importlib.util.find_spec("vllm")
     results: list[Result] = []

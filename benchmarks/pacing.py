@@ -21,7 +21,9 @@ SETTLING_S = 2.0
 
 
 def interrupt_on_sigterm() -> None:
-    """Let `timeout`, which sends SIGTERM, end a benchmark like Ctrl-C: it then reports what it has measured so far."""
+    """Let `timeout --foreground`, which sends SIGTERM, end a benchmark like Ctrl-C: it reports what it has measured
+    so far. Without that option the processes that compile kernels end too, and a backward pass waits for them forever.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
