@@ -97,3 +97,30 @@ def test_a_group_is_written_as_an_experiment_file_that_runs_it_again(tmp_path):
     group, again = check_group(read_layers(str(file)), {})
     assert (group.name, group.about, group.baseline) == ("pair", "two seeds", "labels only")
     assert again == specs
+
+
+@pytest.mark.parametrize(
+    ("experiment", "changes", "refused"),
+    [
+        ("kd-tiny", {"on_policy": {"sync_every": 4}}, "on_policy.sync_every has no effect with pipeline=kd"),
+        ("sft-tiny", {"generation": {"prompts": 4}}, "pipelines that use generation: synthetic, dpo, on-policy"),
+        ("self-tiny", {"preferences": {"beta": 0.2}}, "preferences.beta has no effect"),
+        ("kd-tiny", {"generation": {"prompts": 4}, "until": "generation"}, None),
+        ("synthetic-tiny", {"generation": {"prompts": 4}, "until": "data"}, None),
+        ("synthetic-tiny", {"generation": {"min_score": 0.5}, "preferences": {"judge": "rubric"}}, None),
+    ],
+)
+def test_changed_settings_that_the_pipeline_does_not_use_are_refused(experiment, changes, refused):
+    if refused is None:
+        load_spec(experiment, changes)
+    else:
+        with pytest.raises(UsageError, match=refused):
+            load_spec(experiment, changes)
+
+
+def test_a_group_accepts_changed_settings_that_one_of_its_members_uses():
+    layers = read_layers("compare-tiny")
+    assert check_group(layers, {"on_policy": {"sync_every": 4}})[1][0].on_policy.sync_every == 4
+    layers = {**layers, "members": [one for one in layers["members"] if one["experiment"] in ("sft-tiny", "kd-tiny")]}
+    with pytest.raises(UsageError, match=r"on_policy\.sync_every has no effect"):
+        check_group(layers, {"on_policy": {"sync_every": 4}})

@@ -135,7 +135,9 @@ def compare(
     students: Annotated[
         int, typer.Option("--students", min=1, metavar="N", help="Also split the teacher's energy across N students.")
     ] = 1,
-    form: Annotated[Form, typer.Option("--format", help="Output format.")] = "text",
+    form: Annotated[
+        Form, typer.Option("--format", help="Output format; csv: the figures, one line per method.")
+    ] = "text",
     include_repeated: IncludeRepeated = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -178,6 +180,11 @@ def compare(
 
         print(json.dumps(comparison_data(comparison, students), indent=2))
         return
+    if form == "csv":
+        from joulelab.report.export import comparison_csv
+
+        print(comparison_csv(comparison, students), end="")
+        return
     from joulelab.report.tables.comparison_tables import shared_grid
 
     shared = [shared_grid(comparison, students)] if students > 1 else []
@@ -202,12 +209,11 @@ def _print_text(comparison: Comparison, selection: Selection, shared: list[Grid]
 
 def _text(comparison: Comparison, form: Form, shared: list[Grid]) -> str:
     from joulelab.report.tables.comparison_tables import comparison_grids, comparison_markdown
-    from joulelab.report.tables.grid import to_csv, to_latex, to_markdown
+    from joulelab.report.tables.grid import to_latex, to_markdown
 
     if form == "markdown":
         return "\n".join([comparison_markdown(comparison), *map(to_markdown, shared)])
-    render = to_latex if form == "latex" else to_csv
-    return "\n".join(render(grid) for grid in (*comparison_grids(comparison), *shared))
+    return "\n".join(to_latex(grid) for grid in (*comparison_grids(comparison), *shared))
 
 
 BillForm = Literal["text", "markdown", "model-card", "codecarbon"]

@@ -203,7 +203,7 @@ def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
     With `options.shard` a separate run does that shard of the teacher's work and ends.
     """
     from joulelab.runs.groups import check_group, create_group, is_group, label_of
-    from joulelab.runs.spec import check, merge, parse_overrides, read_experiment, read_layers
+    from joulelab.runs.spec import check, merge, parse_overrides, read_experiment, read_layers, refuse_unused
 
     settings, changes = read_layers(experiment), parse_overrides(overrides)
     if is_group(settings):
@@ -218,6 +218,7 @@ def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
         run_group_folder(made.folder, options.as_json)
     else:
         spec = check(merge(read_experiment(experiment), changes), lambda spec: _checks(spec, options))
+        refuse_unused(changes, [spec])
         if options.shard is not None:
             from joulelab.distill.causal.config import shard_spec
 

@@ -1,4 +1,4 @@
-"""Machine-readable exports: a comparison as JSON; an energy bill as JSON, model card metadata and CodeCarbon CSV."""
+"""Machine-readable exports: a comparison as JSON and CSV; a bill as JSON, model card metadata and CodeCarbon CSV."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -62,6 +62,34 @@ def comparison_data(comparison: Comparison, students: int = 1) -> dict[str, Any]
         ],
         **({"shared": {"students": students, "methods": by_method}} if shared else {}),
     }
+
+
+def comparison_csv(comparison: Comparison, students: int = 1) -> str:
+    """One line per method: the figures of `comparison_data`, with the names of nested fields joined by `_`. What is
+    unknown is empty."""
+    data = comparison_data(comparison, students)
+    by_method = data["shared"]["methods"] if students > 1 else {}
+    lines = []
+    for row in data["methods"]:
+        runs = row.pop("runs")
+        counted = {"runs": len(runs), "run_ids": " ".join(run["run_id"] for run in runs)}
+        one = by_method.get(row["label"])
+        shared = {f"shared_by_{students}": {**(one["energy"] or {}), "ratio": one["ratio"]} if one else None}
+        lines.append(dict(_flat({"label": row.pop("label"), "role": row.pop("role"), **counted, **row, **shared})))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(name for line in lines for name in line)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return out.getvalue()
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Without lists and what is unknown."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}_")
+        elif value is not None and not isinstance(value, list):
+            yield f"{prefix}{name}", value
 
 
 def _equal_energies(comparison: Comparison) -> list[dict[str, Any]]:

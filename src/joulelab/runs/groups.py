@@ -32,6 +32,7 @@ from joulelab.runs.spec import (
     nest,
     overlay,
     read_experiment,
+    refuse_unused,
     still_describes,
 )
 from joulelab.runs.store import find_folder, load_readable, load_record, run_folders, stores_of
@@ -113,7 +114,8 @@ def check_group(
     specs: list[RunSpec] = refuse_all(partial(_member_spec, member, seed, overrides, checks) for member, seed in runs)
     if not specs:
         raise ConfigError(f"group {group.name} has no members")
-    refuse_all([partial(_require_baseline, group, specs), *(found for spec in specs for found in checks(spec))])
+    whole = [partial(_require_baseline, group, specs), partial(refuse_unused, overrides, specs)]
+    refuse_all([*whole, *(found for spec in specs for found in checks(spec))])
     settings_of = [merge(read_experiment(member.experiment), member.overrides) for member in group.members]
     if not all(still_describes(settings, overrides) for settings in settings_of):
         group = group.model_copy(update={"about": ""})

@@ -14,7 +14,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -374,6 +374,11 @@ class RunSpec(Section):
         """Whether the run prepares a teacher; a pipeline with an optional one overrides this."""
         return "teacher" in type(self).model_fields
 
+    @property
+    def unused_sections(self) -> Mapping[str, str]:
+        """Sections of the settings that this run does not use, each with the pipelines that use it."""
+        return {}
+
     def checks(self) -> Iterator[Callable[[], object]]:
         """What can be checked before the run's folder is created, without a framework: files, data, packages, devices.
         Each check raises a `UsageError`."""
@@ -709,7 +714,21 @@ def with_user_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_spec(name: str, overrides: Mapping[str, Any] | None = None) -> RunSpec:
-    return check(merge(read_experiment(name), overrides or {}))
+    spec = check(merge(read_experiment(name), overrides or {}))
+    refuse_unused(overrides or {}, [spec])
+    return spec
+
+
+def refuse_unused(overrides: Mapping[str, Any], specs: Sequence[RunSpec]) -> None:
+    """Refuse changed settings that none of these runs uses. An experiment file may have them: its variants share it."""
+    for name, changed in overrides.items():
+        users = [spec.unused_sections.get(name) for spec in specs]
+        if users and all(users):
+            key = f"{name}.{next(iter(changed))}" if isinstance(changed, Mapping) and changed else name
+            raise ConfigError(
+                f"{key} has no effect with pipeline={specs[0].pipeline}; pipelines that use {name}: {users[0]}",
+                "leave it out",
+            )
 
 
 # `joulelab explain`: settings described from the models that validate them, so that documentation and behavior agree.

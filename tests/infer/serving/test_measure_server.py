@@ -190,7 +190,8 @@ def test_a_server_whose_answer_is_the_end_token_can_be_measured(tiny_server, tmp
     prompts = (f"w{k}" for k in range(40))
     prompt = next(one for one in prompts if first_token(tokenizer, one) in (ended, tokenizer.eos_token_id))
     (tmp_path / "prompts.txt").write_text(prompt + "\n")
-    spec = check({"pipeline": "serving", "server": server.url, "prompts": str(tmp_path / "prompts.txt")})
+    own = {"prompts": str(tmp_path / "prompts.txt"), "new_tokens": "8"}
+    spec = check({"pipeline": "serving", "server": server.url, **own})
     assert spec.require_server() == "tiny"
 
 
@@ -209,7 +210,7 @@ def first_token(tokenizer, prompt):
 )
 def test_the_hint_fits_the_error_of_the_server(error, hint, monkeypatch):
     spec = check({"pipeline": "serving", "server": "http://localhost:1/v1"})
-    monkeypatch.setattr(config, "listed_models", lambda url: ["m"])
+    monkeypatch.setattr(config, "listed_models", lambda url: {"m": None})
     monkeypatch.setattr(
         config.StreamingClient, "ask", lambda client, request, path, body: setattr(request, "error", error)
     )
@@ -218,10 +219,24 @@ def test_the_hint_fits_the_error_of_the_server(error, hint, monkeypatch):
     assert refused.value.hint.startswith(hint)
 
 
-def test_a_prompt_without_room_is_refused_with_what_to_lower(tiny_server, tmp_path):
-    done = measure(tmp_path / "runs", "--server", tiny_server[0].url, "--prompt-tokens", "5000")
-    assert done.returncode == 2 and "room for 64" in done.stderr and "lower --prompt-tokens" in done.stderr
-    assert "ignore_eos" not in done.stderr and not (tmp_path / "runs").exists()
+@pytest.mark.parametrize(
+    "options, found",
+    [
+        (
+            ["--prompt-tokens", "5000"],
+            "prompts of 5000 words (--prompt-tokens) and answers of 128 tokens (--new-tokens)",
+        ),
+        (["--prompt-tokens", "8", "--new-tokens", "20-60"], "prompts of 8 words (--prompt-tokens) and answers of 60"),
+        (["--prompts", "PROMPTS", "--new-tokens", "64"], "a prompt and answers of 64 tokens (--new-tokens)"),
+    ],
+)
+def test_requests_that_the_servers_context_cannot_hold_are_refused(tiny_server, tmp_path, options, found):
+    (tmp_path / "prompts.txt").write_text("w1 w2\n")
+    named = [str(tmp_path / "prompts.txt") if one == "PROMPTS" else one for one in options]
+    done = measure(tmp_path / "runs", "--server", tiny_server[0].url, *named)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2 and found in said and "do not fit into the 64 tokens" in said and "--context N" in said
+    assert "ignore_eos" not in said and not (tmp_path / "runs").exists()
 
 
 def test_prompts_of_a_file_are_sent_in_order_and_random_words_differ(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -219,4 +220,17 @@ def test_the_command_prints_text_json_and_forms_for_papers(store: Path) -> None:
     assert data["pareto_front"] == ["labels only", "response KD"]
     assert data["break_even"][0]["breaks_even"] is False
     assert run("--format", "latex").startswith("% Quality\n\\begin{tabular}{llrrrrl}\n\\toprule\n")
-    assert 'response KD,"0, 1","83.0 [80.5, 85.2]"' in run("--format", "csv")
+    labels, response = (
+        next(
+            line
+            for line in csv.DictReader(run("--format", "csv", "--students", "10").splitlines())
+            if line["label"] == name
+        )
+        for name in ("labels only", "response KD")
+    )
+    shown = next(row for row in data["methods"] if row["label"] == "response KD")
+    assert response["runs"] == "2" and float(response["quality"]) == shown["quality"]
+    assert float(response["with_teacher_energy_j"]) == shown["with_teacher"]["energy_j"]
+    assert float(response["with_teacher_ratio_interval_value"]) == shown["with_teacher_ratio"]["interval"]["value"]
+    assert float(response["shared_by_10_energy_j"]) < float(response["with_teacher_energy_j"])
+    assert labels["difference_p_value"] == ""  # the baseline has none

@@ -653,6 +653,24 @@ class CausalSpec(LanguageModelSpec):
         return self.pipeline not in ("sft", "self") or self.student.layers is not None
 
     @property
+    def unused_sections(self) -> Mapping[str, str]:
+        """Whatever phase a run ends with, its pipeline's settings are accepted, so that all phases can be given the
+        same ones."""
+        phase = self.teacher_phase
+        users = {
+            "distill": (("kd", "self"), phase == "logits"),
+            "generation": (("synthetic", "dpo", "on-policy"), self.answers_prompts),
+            "on_policy": (("on-policy",), False),
+            "preferences": (("dpo",), self.teacher_judges or phase == "preferences"),
+            "start": (STARTS_FROM_SFT, False),
+        }
+        return {
+            name: ", ".join(pipelines)
+            for name, (pipelines, is_used) in users.items()
+            if self.pipeline not in pipelines and not is_used
+        }
+
+    @property
     def trainings(self) -> tuple[TrainingConfig, ...]:
         """The trainings of this run, each with the run's energy budget as its limit."""
         if self.until != "train":

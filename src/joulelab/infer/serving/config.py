@@ -351,15 +351,16 @@ class ServingSpec(RunSpec):
     def require_server(self) -> str:
         """The name of the model in requests; raises if the server does not answer one."""
         server_address(self.server)
-        names = listed_models(self.server)
-        if self.model and names and self.model not in names:
+        contexts = listed_models(self.server)
+        if self.model and contexts and self.model not in contexts:
             raise ConfigError(
-                f"{self.server} has no model '{self.model}'; it lists {', '.join(names[:5])}",
+                f"{self.server} has no model '{self.model}'; it lists {', '.join(list(contexts)[:5])}",
                 "leave --model out to use the first",
             )
-        name = self.model or next(iter(names), "")
+        name = self.model or next(iter(contexts), "")
         if not name:
             raise ConfigError(f"{self.server} lists no model", "name one with --model")
+        self._require_room(contexts.get(name))
         probe = SentRequest(time.monotonic_ns())
         path, body = next(self.requests(name))
         StreamingClient(self.server, api_key(), min(self.timeout_s, 120.0), whole=True).ask(
@@ -369,6 +370,18 @@ class ServingSpec(RunSpec):
             hint = self._hint(probe.error)
             raise UsageError(f"{self.server} does not answer a streamed request: {probe.error}", hint)
         return name
+
+    def _require_room(self, context: int | None) -> None:
+        """Refuse requests that the server's context of so many tokens cannot hold; a word has at least one token."""
+        prompt = 1 if self.prompts else Lengths.parse(self.prompt_tokens).largest
+        new_tokens = Lengths.parse(self.new_tokens).largest
+        if context is not None and prompt + new_tokens > context:
+            own = "a prompt" if self.prompts else f"prompts of {prompt} words (--prompt-tokens)"
+            raise ConfigError(
+                f"{own} and answers of {new_tokens} tokens (--new-tokens) do not fit into the {context} tokens of "
+                f"{self.server}",
+                "lower them, or start the server with more room (joulelab serve --context N)",
+            )
 
     def _hint(self, error: str) -> str:
         if "ignore_eos" in error:
@@ -413,10 +426,16 @@ def api_key() -> str | None:
     return os.environ.get(KEY_VARIABLE) or None
 
 
-def listed_models(base_url: str) -> list[str]:
-    """Names that the server lists; raises if it does not answer."""
+def listed_models(base_url: str) -> dict[str, int | None]:
+    """Names that the server lists, each with its context in tokens if the server states it (vLLM and `joulelab serve`
+    do); raises if it does not answer."""
     found = Endpoint(base_url, api_key(), timeout_s=20.0).get("/models")
-    return [str(one["id"]) for one in found.get("data") or () if isinstance(one, dict) and one.get("id")]
+    cards = [one for one in found.get("data") or () if isinstance(one, dict) and one.get("id")]
+    contexts = [card.get("max_model_len") for card in cards]
+    return {
+        str(card["id"]): context if isinstance(context, int) else None
+        for card, context in zip(cards, contexts, strict=True)
+    }
 
 
 def gpus_of(pids: Collection[int], nvml: Any = None) -> list[str]:

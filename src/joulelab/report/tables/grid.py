@@ -1,8 +1,7 @@
-"""The table model: text cells built once, rendered for the terminal, Markdown, LaTeX and CSV; the page renders HTML."""
+"""The table model: text cells built once, rendered for the terminal, Markdown and LaTeX; the page renders HTML."""
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 import textwrap
@@ -215,11 +214,3 @@ def latex_text(text: str) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def to_csv(grid: Grid) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([_one_line(column.title) for column in grid.columns])
-    writer.writerows([_one_line(cell) for cell in row] for row in grid.rows)
-    return out.getvalue()
