@@ -89,6 +89,15 @@ def test_a_run_that_did_not_make_the_student_is_not_billed_for_it():
     assert "not verified that it made this student" in maker_remark(record([row()]), record([], name="kd"))
 
 
+def test_what_the_distillation_reused_is_part_of_making_the_student():
+    """An SFT student that dpo starts from, trained by an earlier run; the teacher existed already."""
+    sft = lineage(3000.0)[0].model_copy(update={"key": "sft", "made_by": "sft-1", "stages": ("student.sft",)})
+    made_by = record([], name="kd", lineage=[sft, lineage(5000.0)[1]])
+    (found,) = pairs(record([row(gross_j=0.1)], name="student", lineage=lineage(5000.0)[:1]), TEACHER, made_by)
+    assert found.found.spent.value == pytest.approx(3000)
+    assert "all of kd-1 and of what it reused" in found.reason
+
+
 def test_the_run_that_trained_the_teacher_did_not_make_the_student():
     own, teacher = lineage(5000.0)
     ours = record([row()], name="student", lineage=[own.model_copy(update={"parents": ("t",)}), teacher])

@@ -150,7 +150,7 @@ def _spent_once(student: RunRecord, made_by: RunRecord | None) -> _Spent:
     doubt = ""
     if made_by is not None:
         doubt = maker_remark(student, made_by)
-        parts = [part for part in parts_of(made_by) if not part.inherited or part.is_teachers]
+        parts = list(parts_of(made_by))
     else:
         parts = [part for part in parts_of(student) if part.inherited]
     figures = [part.figure for part in parts if not part.makes_the_teacher]
@@ -168,7 +168,10 @@ def _spent_once(student: RunRecord, made_by: RunRecord | None) -> _Spent:
         return _Spent(None, "CPU contention while the student was made")
     whose = "the stages that made the student, from its lineage"
     if made_by is not None:
-        whose = f"all of {made_by.run_id} except the teacher's training, evaluation and overhead included{doubt}"
+        whose = (
+            f"all of {made_by.run_id} and of what it reused, except the teacher's training; evaluation and overhead "
+            f"are included{doubt}"
+        )
     spent = total(known)
     joules = Estimate.of_half_width(spent.energy_j or 0.0, spent.half_width_j or 0.0)
     return _Spent(joules, whose, estimated=not known[0].measured)
