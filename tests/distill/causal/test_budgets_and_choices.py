@@ -390,3 +390,11 @@ def test_a_teacher_no_better_than_token_frequencies_is_refused(lab, tmp_path):
         execute(paths, lab.listening)
     evaluations = [stage.name for stage in load_record(paths.folder).stages if stage.role == "teacher"]
     assert evaluations == ["teacher.evaluate"]  # nothing is asked of it, cached or generated afterwards
+
+
+def test_the_batch_size_of_on_policy_in_earlier_runs_is_that_of_generation(lab):
+    earlier = lab.settings("on-policy", on_policy={"batch_size": 7}, generation={"prompt_tokens": 18})
+    assert check(earlier).generation.batch_size == 4  # what is set under its current name has precedence
+    del earlier["generation"]["batch_size"]
+    assert check(earlier).generation.batch_size == 7
+    assert check({**earlier, "pipeline": "kd"}).generation.batch_size is None

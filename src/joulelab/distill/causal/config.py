@@ -152,9 +152,9 @@ class Generation(Section):
     decide the random numbers, whatever else is in the batch. Rounding still depends on the batch. false: another run
     samples other answers; vLLM can then use FlashInfer's sampler, which has no seeds per request."""
     batch_size: int | None = Field(None, ge=1)
-    """Prompts that the builtin engine answers at once. null: on a GPU as many as fit, for up to 1,024 answers, because
-    a token then takes the least energy; 32 on a CPU. Shards and ranks divide the prompts in units of this size (null:
-    32), and a resumed run generates a unit again if one of its answers is missing."""
+    """Prompts that the builtin engine, or the student in on-policy, answers at once. null: on a GPU as many as fit, for
+    up to 1,024 answers, because a token then takes the least energy; 32 on a CPU. Shards and ranks divide the prompts
+    in units of this size (null: 32), and a resumed run generates a unit again if one of its answers is missing."""
     cache: CacheKind = "auto"
     """Key-value cache of the teacher. `growing`: works with every model. `fixed`: a slot of fixed size per row, and a
     step captured as a CUDA graph with sampling on the device. `auto`: `fixed` on a GPU if the model supports it."""
@@ -266,8 +266,6 @@ class OnPolicy(Section):
     synthetic)."""
     sync_every: int = Field(8, ge=1)
     """Optimizer steps between two rounds of generation; a round uses the weights at its start."""
-    batch_size: int = Field(1024, ge=1)
-    """Prompts that the student answers at once; fewer if GPU memory does not suffice."""
     listed_tokens: int = Field(20, ge=0)
     """Most likely tokens of each position that a teacher.server reports. The rest is estimated from the student's
     sample without bias; more tokens give less noise."""
@@ -636,6 +634,11 @@ class CausalSpec(LanguageModelSpec):
     @classmethod
     def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         complete = super().complete(settings)
+        policy = complete.get("on_policy")
+        if isinstance(policy, dict) and "batch_size" in policy:  # runs of development versions
+            at_once = {"batch_size": policy["batch_size"]} if complete["pipeline"] == "on-policy" else {}
+            complete["generation"] = {**at_once, **complete.get("generation", {})}
+            complete["on_policy"] = {key: value for key, value in policy.items() if key != "batch_size"}
         return {**complete, "start": None, "sft_first": False} if complete.get("start") == "none" else complete
 
     @property

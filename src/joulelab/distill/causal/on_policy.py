@@ -63,7 +63,8 @@ from joulelab.infer.generation.completions import (
     read_completions,
 )
 from joulelab.infer.generation.engine import TransformersGenerator
-from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.infer.generation.settings import PADDED_PROMPTS, GenerationSettings
+from joulelab.infer.generation.static_decoder import ENOUGH_ROWS
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.paths import read_json, write_json
 from joulelab.train.budget import Position
@@ -391,7 +392,8 @@ class Rollouts:
         if isinstance(self._generator, TransformersGenerator):
             self._generator = self._generator.renewed(settings.seed, identity)
         else:
-            batch = min(self._policy.batch_size, self._prompts_per_round)
+            most = ENOUGH_ROWS if self._context.device.type == "cuda" else PADDED_PROMPTS
+            batch = min(self._context.spec.generation.batch_size or most, self._prompts_per_round)
             self._generator = local_generator(
                 self._context, self._copy.model, identity, settings, batch, self._prompts, self._passes
             )
