@@ -118,3 +118,16 @@ def test_every_format_computes_nearly_the_same_on_a_gpu(kind):
         expected = plain(IDS.cuda()).logits.float()
         error = (model(IDS.cuda()).logits.float() - expected).norm() / expected.norm()
     assert 0 < error < 0.2
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16", "autocast-bf16"])
+def test_weights_are_cast_but_not_the_frequencies_of_rotary_embeddings(dtype):
+    from joulelab.infer.recipes import cast_model
+
+    model = make_model(**SHAPE)
+    exact = model.model.rotary_emb.inv_freq.clone()
+    cast_model(model, dtype)
+    expected = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype, torch.float32)
+    assert {weight.dtype for weight in model.parameters()} == {expected}
+    assert torch.equal(model.model.rotary_emb.inv_freq, exact)
+    assert "inv_freq" not in "".join(model.state_dict())

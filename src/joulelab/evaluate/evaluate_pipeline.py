@@ -17,16 +17,14 @@ from joulelab.evaluate.config import EvaluateSpec
 from joulelab.evaluate.exact_answers import Question, grade_answers, graded_items, read_questions
 from joulelab.evaluate.harness import TaskFigure, harness_figures, import_harness, require_tasks
 from joulelab.evaluate.judged_answers import JUDGED, judged_answers, read_judged_prompts, report_judged
+from joulelab.infer.recipes import cast_model
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import Result
 from joulelab.train.devices import resolve_device
 from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer
-from joulelab.zoo.quantization import is_quantized
-from joulelab.zoo.quantized_layers import quantize
 
 ANSWERS, HARNESS, QUALITY = "answers.json", "harness.json", "model-quality"
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ALL_QUESTIONS = 10**9
 
 
@@ -77,10 +75,7 @@ def run_evaluate(run: RunContext) -> None:
 
 
 def _load(spec: EvaluateSpec, device: torch.device) -> nn.Module:
-    model, precision = load_causal_lm(spec.model), spec.precision_here
-    if is_quantized(precision):
-        return quantize(model.to(device), precision).eval()  # type: ignore[no-any-return]
-    return model.to(device, _DTYPES[precision]).eval()
+    return cast_model(load_causal_lm(spec.model).to(device), spec.precision_here).eval()
 
 
 _OF_THE_RESULT = {

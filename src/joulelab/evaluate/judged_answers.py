@@ -27,6 +27,7 @@ from joulelab.evaluate.judging import GRADE, grades, win_rates
 from joulelab.infer.generation.completions import Generator, Prompt, as_messages
 from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.infer.recipes import cast_model
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.record import Result
 from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer, weights_identity
@@ -178,8 +179,8 @@ def _load_judge(run: RunContext, spec: EvaluateSpec, device: torch.device) -> tu
         return server, True
     tokenizer = load_tokenizer(spec.judge)
     # Never quantized: with a quantized model it computes in bf16, as that does.
-    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(spec.precision_here, torch.bfloat16)
-    model = load_causal_lm(spec.judge).to(device, dtype).eval()
+    dtype = spec.precision_here if spec.precision_here in ("fp32", "fp16") else "bf16"
+    model = cast_model(load_causal_lm(spec.judge).to(device), dtype).eval()
     judge = TransformersGenerator(model, tokenizer, GRADE, identity=weights_identity(spec.judge))
     return judge, bool(getattr(tokenizer, "chat_template", None))
 

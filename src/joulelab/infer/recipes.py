@@ -28,6 +28,7 @@ from torch.utils.benchmark import Timer
 
 from joulelab.train.optim import float32_matmul_precision
 from joulelab.zoo.norms.encoders import Encoder
+from joulelab.zoo.pretrained import cast_for_inference
 from joulelab.zoo.quantization import QUANTIZATIONS, is_quantized
 from joulelab.zoo.quantized_layers import quantize
 
@@ -68,9 +69,10 @@ _TORCH_DTYPES: dict[str, torch.dtype] = {
 
 
 def cast_model(model: nn.Module, dtype: str) -> nn.Module:
+    """In place. Weights of fp32, tf32 and autocast are float32, whatever type the checkpoint has."""
     if is_quantized(dtype):
         return quantize(model, dtype)  # type: ignore[no-any-return]
-    return model.to(_TORCH_DTYPES[dtype]) if dtype in _TORCH_DTYPES else model
+    return cast_for_inference(model, _TORCH_DTYPES.get(dtype, torch.float32))
 
 
 def cast_inputs(inputs: Sequence[Any], dtype: str) -> tuple[Any, ...]:

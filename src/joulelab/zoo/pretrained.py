@@ -30,6 +30,21 @@ from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, NotFo
 from joulelab.zoo.registry import WorkloadRequest
 
 
+def cast_for_inference(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast weights and buffers in place, except the frequencies of rotary embeddings: rounded to 8 bits they move the
+    angle of position 1,000 by whole radians. `from_pretrained(dtype=...)` of transformers keeps them, too."""
+    kept = [
+        (part, name, buffer)
+        for part in model.modules()
+        for name, buffer in part.named_buffers(recurse=False)
+        if name.endswith("inv_freq")
+    ]
+    model.to(dtype)
+    for part, name, buffer in kept:
+        setattr(part, name, buffer)
+    return model
+
+
 @contextmanager
 def fast_gguf_reader() -> Iterator[None]:
     """Patch the package gguf inside the block; does nothing if it is not installed."""

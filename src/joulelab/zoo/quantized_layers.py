@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from joulelab.errors import DeviceMissing, JoulelabError
+from joulelab.zoo.pretrained import cast_for_inference
 from joulelab.zoo.quantization import PACKAGE
 
 # Tensor cores multiply FP8 from this compute capability on (Ada, Hopper).
@@ -30,7 +31,7 @@ def quantize(model: Any, kind: str) -> Any:
     """The model with quantized linear layers, in place, on the device where it is. A second call has no effect."""
     if quantization_of(model) == kind:
         return model
-    model.to(torch.bfloat16)
+    cast_for_inference(model, torch.bfloat16)
     package = PACKAGE[kind]
     try:
         if package == "bitsandbytes":

@@ -130,7 +130,7 @@ def open_server(settings: ServedModel, port: int) -> ModelServer:
     device = torch.device("cuda" if settings.on_gpu else "cpu")
     model: Any = load_causal_lm(settings.model).eval().requires_grad_(False).to(device)
     tokenizer = load_tokenizer(settings.model)
-    cast_model(model if settings.dtype != "fp32" else model.float(), settings.dtype)
+    cast_model(model, settings.dtype)
     slots = settings.batch_size
     if settings.on_gpu:
         slots = max(1, min(slots, rows_that_fit(model, settings.context)))
