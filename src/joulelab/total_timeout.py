@@ -65,7 +65,7 @@ class _TimedSecureHandler(urllib.request.HTTPSHandler):
 
 
 @cache
-def _certificates() -> ssl.SSLContext:
+def certificates() -> ssl.SSLContext:
     """Read once: from Python 3.12 on, every opener without a context reads all certificates of the system, also for
     addresses without encryption, and other threads wait for that for 25 to 30 ms."""
     context = ssl.create_default_context()
@@ -75,4 +75,4 @@ def _certificates() -> ssl.SSLContext:
 
 def timed_opener(*handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
     """An opener whose `timeout` is for the whole reply."""
-    return urllib.request.build_opener(_TimedHandler, _TimedSecureHandler(context=_certificates()), *handlers)
+    return urllib.request.build_opener(_TimedHandler, _TimedSecureHandler(context=certificates()), *handlers)

@@ -92,6 +92,16 @@ def test_the_energy_of_the_window_is_divided_by_what_was_counted():
     assert found["request"][0]["gross_half_width_j"] > 0
 
 
+def test_without_input_tokens_of_the_server_the_energy_per_token_of_both_is_missing():
+    read = lambda windows: EnergyFigure(energy_j=10.0 * len(windows), half_width_j=0.1, method="counter")  # noqa: E731
+    values = load_values(load_of([request(0, [1, 2.5, 3.5], 6, prompt=0), request(3, [4, 5], 2, prompt=0)]), read, "")
+    assert values["energy"]["output_token"] is not None and values["output_tokens_per_s"] > 0
+    assert [values["energy"]["token"], values["energy"]["input_token"], values["tokens_per_s"]] == [None] * 3
+    assert values["input_tokens"] is None and values["why_no_energy"] == "the server reported no input tokens"
+    found = energies(load_of([request(0, [], 0, prompt=0), request(9, [], 0, prompt=0)]), read)
+    assert found["output_token"] == (None, "no output token arrived in the window")
+
+
 def test_a_row_has_latencies_of_its_window_and_names_what_is_missing():
     values = load_values(load_of([*REQUESTS, request(2, [], 0, error="HTTP 500: oops")]), None, "it is far away")
     assert values["time_to_first_token_s"]["p50"] == pytest.approx(0.75)  # 1.0 and 0.5 s: those that began inside
@@ -233,3 +243,44 @@ def test_a_load_on_a_server_that_refuses_everything_ends_at_once():
     load = run_load(f"http://127.0.0.1:{server.server_address[1]}/v1", LoadLevel(concurrency=3), limit_s=60)
     server.shutdown()
     assert time.monotonic() - begin < 20 and all(one.error for one in load.requests)
+
+
+class Silent(BaseHTTPRequestHandler):
+    """Accepts a request and waits until the client has closed the connection."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.waiting += 1
+        self.connection.settimeout(30)
+        self.connection.recv(1)  # empty: closed by the client
+        self.server.closed += 1
+        self.close_connection = True
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.mark.parametrize("level", [LoadLevel(concurrency=16), LoadLevel(rate_per_s=40.0)], ids=lambda level: level.name)
+def test_the_end_of_a_load_closes_requests_that_are_not_answered(level):
+    """Otherwise a server would answer them during the next load, whose energy has then no tokens for them."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Silent)
+    server.waiting = server.closed = 0
+    server.daemon_threads = True
+    Thread(target=server.serve_forever, daemon=True).start()
+
+    def tick(elapsed_s):
+        if elapsed_s > 1:
+            raise KeyboardInterrupt
+
+    runner = LoadRunner(
+        StreamingClient(f"http://127.0.0.1:{server.server_port}/v1"), lambda: ("/completions", BODY), seed=3
+    )
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(level, 2.0, 10.0, tick)
+    assert time.monotonic() - begin < 9, "the clients are not waited for one after the other"
+    deadline = time.monotonic() + 5
+    while server.closed < server.waiting and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert server.closed == server.waiting >= 8
+    server.shutdown()

@@ -16,10 +16,11 @@ from __future__ import annotations
 import http.client
 import json
 import random
-import ssl
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -27,7 +28,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.total_timeout import TimedResponse
+from joulelab.total_timeout import TimedResponse, certificates
 
 NS = 1_000_000_000
 BIN_S = 0.5
@@ -35,6 +36,7 @@ BIN_S = 0.5
 _MIN_BINS = 8
 _MAX_IN_FLIGHT = 2048
 _CHECK_S = 0.25
+_END_S = 10.0
 # An answer without text that ended for another reason (abort, error) is a failure.
 _FINISHED = ("stop", "length")
 
@@ -71,12 +73,47 @@ class SentRequest:
         return (self.done_ns - self.sent_ns) / NS
 
 
-Stopped = Callable[[], bool]
+class LoadEnd:
+    """Whether a load has ended. Its end closes the connections of requests under way, so that the server stops working
+    on them: that work would be part of the next load, without its tokens."""
+
+    def __init__(self) -> None:
+        self._event, self._lock = threading.Event(), threading.Lock()
+        self._open: set[socket.socket] = set()
+
+    def __call__(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._event.wait(seconds)
+
+    def set(self) -> None:
+        with self._lock:
+            self._event.set()
+            for one in self._open:
+                _shut_down(one)
+
+    @contextmanager
+    def interrupting(self, connection: socket.socket) -> Iterator[None]:
+        with self._lock:
+            self._open.add(connection)
+            if self():
+                _shut_down(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with suppress(OSError):  # the server was first
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class Client(Protocol):
-    def ask(self, request: SentRequest, path: str, body: Mapping[str, Any], stopped: Stopped) -> None:
-        """Send the request and note its answer; gives up when `stopped`. Errors are noted, not raised."""
+    def ask(self, request: SentRequest, path: str, body: Mapping[str, Any], ended: LoadEnd) -> None:
+        """Send the request and note its answer; gives up when the load has `ended`. Errors are noted, not raised."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +128,8 @@ class StreamingClient:
     whole: bool = False
     """Whether the timeout is for the whole answer."""
 
-    def ask(self, request: SentRequest, path: str, body: Mapping[str, Any], stopped: Stopped = lambda: False) -> None:
+    def ask(self, request: SentRequest, path: str, body: Mapping[str, Any], ended: LoadEnd | None = None) -> None:
+        ended = ended or LoadEnd()
         data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
         parts = urlsplit(self.base_url)
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
@@ -99,29 +137,32 @@ class StreamingClient:
             headers["Authorization"] = f"Bearer {self.api_key}"
         connection: http.client.HTTPConnection
         if parts.scheme == "https":
-            connection = http.client.HTTPSConnection(
-                parts.netloc, timeout=self.timeout_s, context=ssl.create_default_context()
-            )
+            connection = http.client.HTTPSConnection(parts.netloc, timeout=self.timeout_s, context=certificates())
         else:
             connection = http.client.HTTPConnection(parts.netloc, timeout=self.timeout_s)
         if self.whole:
             connection.response_class = TimedResponse
         try:
-            connection.request("POST", parts.path.rstrip("/") + path, data, headers)
-            reply = connection.getresponse()
-            if reply.status != 200:
-                request.error = f"HTTP {reply.status}: {_message(reply.read(2000))}"
-                return
-            self._read(reply, request, stopped)
+            connection.connect()
+            with ended.interrupting(connection.sock):
+                connection.request("POST", parts.path.rstrip("/") + path, data, headers)
+                reply = connection.getresponse()
+                if reply.status == 200:
+                    self._read(reply, request, ended)
+                else:
+                    request.error = f"HTTP {reply.status}: {_message(reply.read(2000))}"
         except (OSError, http.client.HTTPException, ValueError) as error:
-            request.error = f"{type(error).__name__}: {error}"
+            if not ended():
+                request.error = f"{type(error).__name__}: {error}"
         finally:
             connection.close()
 
     @staticmethod
-    def _read(reply: http.client.HTTPResponse, request: SentRequest, stopped: Stopped) -> None:
-        while not stopped():
+    def _read(reply: http.client.HTTPResponse, request: SentRequest, ended: LoadEnd) -> None:
+        while not ended():
             line = reply.readline()
+            if ended():
+                return
             if not line:
                 request.error = request.error or "the stream ended without [DONE]"
                 return
@@ -220,16 +261,15 @@ class LoadRunner:
     def __init__(self, client: Client, next_request: NextRequest, seed: int) -> None:
         self._client, self._next, self._random = client, next_request, random.Random(seed)
         self._lock = threading.Lock()
-        self._stop = threading.Event()
 
     def run(self, level: LoadLevel, seconds: float, limit_s: float, tick: Callable[[float], None]) -> LoadWindow:
         """`tick` gets the seconds so far, and may raise to end the load."""
-        self._stop.clear()
+        ended = LoadEnd()
         requests: list[SentRequest] = []
         cpu: list[tuple[int, float]] = []
         begin_ns, looked_ns = time.monotonic_ns(), 0
         unsent = [0]
-        threads = self._start(level, requests, unsent)
+        threads = self._start(level, requests, unsent, ended)
         try:
             while True:
                 time.sleep(_CHECK_S)
@@ -253,52 +293,61 @@ class LoadRunner:
                     window, steady = ((begin_ns + now_ns) // 2, now_ns), False
                     break
         finally:
-            self._stop.set()
-            for thread in threads:
-                thread.join(30)
+            ended.set()
+            _join(threads)
         share = _cpu_share(cpu, window)
         with self._lock:
             return LoadWindow(level, tuple(requests), begin_ns, window, steady, share, unsent[0])
 
-    def _start(self, level: LoadLevel, requests: list[SentRequest], unsent: list[int]) -> list[threading.Thread]:
+    def _start(
+        self, level: LoadLevel, requests: list[SentRequest], unsent: list[int], ended: LoadEnd
+    ) -> list[threading.Thread]:
         if level.concurrency:
-            targets = [lambda: self._client_loop(requests)] * level.concurrency
+            targets = [lambda: self._client_loop(requests, ended)] * level.concurrency
         else:
-            targets = [lambda: self._arrivals(level.rate_per_s, requests, unsent)]
+            targets = [lambda: self._arrivals(level.rate_per_s, requests, unsent, ended)]
         threads = [threading.Thread(target=target, daemon=True, name="joulelab-client") for target in targets]
         for thread in threads:
             thread.start()
         return threads
 
-    def _client_loop(self, requests: list[SentRequest]) -> None:
-        while not self._stop.is_set():
-            found = self._ask(requests)
+    def _client_loop(self, requests: list[SentRequest], ended: LoadEnd) -> None:
+        while not ended():
+            found = self._ask(requests, ended)
             if found.error:
-                self._stop.wait(0.2)  # a server that refuses at once is not asked in a tight loop
+                ended.wait(0.2)  # a server that refuses at once is not asked in a tight loop
 
-    def _arrivals(self, rate_per_s: float, requests: list[SentRequest], unsent: list[int]) -> None:
+    def _arrivals(self, rate_per_s: float, requests: list[SentRequest], unsent: list[int], ended: LoadEnd) -> None:
         """Gaps between arrivals are exponential, and times are absolute: a late arrival does not delay the next."""
         at_s, running = time.monotonic(), list[threading.Thread]()
         while True:
             at_s += self._random.expovariate(rate_per_s)
-            if self._stop.wait(max(0.0, at_s - time.monotonic())):
+            if ended.wait(max(0.0, at_s - time.monotonic())):
                 break
             running = [thread for thread in running if thread.is_alive()]
             if len(running) >= _MAX_IN_FLIGHT:
                 unsent[0] += 1
                 continue
-            running.append(threading.Thread(target=self._ask, args=(requests,), daemon=True, name="joulelab-client"))
+            running.append(
+                threading.Thread(target=self._ask, args=(requests, ended), daemon=True, name="joulelab-client")
+            )
             running[-1].start()
-        for thread in running:
-            thread.join(30)
+        _join(running)
 
-    def _ask(self, requests: list[SentRequest]) -> SentRequest:
+    def _ask(self, requests: list[SentRequest], ended: LoadEnd) -> SentRequest:
         with self._lock:
             path, body = self._next()
             request = SentRequest(time.monotonic_ns())
             requests.append(request)
-        self._client.ask(request, path, body, self._stop.is_set)
+        self._client.ask(request, path, body, ended)
         return request
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    """Wait for clients of a load that has ended, for a few seconds in all: one may be connecting."""
+    deadline_s = time.monotonic() + _END_S
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def _cpu_share(readings: Sequence[tuple[int, float]], window: tuple[int, int]) -> float:

@@ -23,6 +23,11 @@ UNITS = {
     "request": "request",
 }
 """What the energy is divided by."""
+_NOT_COUNTED = {
+    "output_token": "no output token arrived in the window",
+    "request": "no request ended in the window",
+}
+_NO_INPUT_TOKENS = "the server reported no input tokens"
 _BUSY_CLIENT = 0.8
 
 
@@ -55,6 +60,10 @@ def counts_in(load: LoadWindow, segments: Sequence[tuple[int, int]]) -> dict[str
     return found
 
 
+def _reports_input(load: LoadWindow) -> bool:
+    return any(one.prompt_tokens for one in load.requests)
+
+
 def _is_done(request: SentRequest) -> bool:
     return bool(request.done_ns) and not request.error
 
@@ -66,12 +75,15 @@ def energies(load: LoadWindow, read: Reader) -> dict[str, tuple[Any, str]]:
     counts = counts_in(load, segments)
     found: dict[str, tuple[Any, str]] = {}
     for unit in UNITS:
+        if unit in ("input_token", "token") and not _reports_input(load):
+            found[unit] = (None, _NO_INPUT_TOKENS)
+            continue
         items: list[ItemWindow] = list(zip(segments, counts[unit], strict=True))
         if unit in ("input_token", "request"):
             items = [(load.window, sum(counts[unit]))]
         energy, reason = energy_per_item(items, read)
         if not sum(counts[unit]):
-            reason = {"request": "no request ended in the window"}.get(unit, "the server reported no input tokens")
+            reason = _NOT_COUNTED.get(unit, "no answer began in the window")
         found[unit] = (None if energy is None else energy.model_dump(), reason)
     if found["output_token"][0] is not None:
         # Few requests end in each segment; the variation of the work shows in the output tokens.
@@ -131,11 +143,11 @@ def load_values(load: LoadWindow, read: Reader | None, why_no_energy: str) -> di
         "failed": len(failed),
         "unsent": load.unsent,
         "mean_in_flight": mean_in_flight(load),
-        "input_tokens": counts["input_token"],
+        "input_tokens": counts["input_token"] if _reports_input(load) else None,
         "output_tokens": counts["output_token"],
         "requests_per_s": counts["request"] / load.seconds,
         "output_tokens_per_s": counts["output_token"] / load.seconds,
-        "tokens_per_s": counts["token"] / load.seconds,
+        "tokens_per_s": counts["token"] / load.seconds if _reports_input(load) else None,
         "mean_input_tokens": _mean([one.prompt_tokens for one in ended if one.prompt_tokens and steady]),
         "mean_output_tokens": _mean([one.completion_tokens or len(one.chunk_ns) for one in ended if steady]),
         "time_to_first_token_s": percentiles([one.time_to_first_token_s for one in begun]),
