@@ -142,3 +142,23 @@ def test_a_model_that_cannot_be_compiled_is_served_with_a_note(monkeypatch):
     batch = SlotBatch(make_model(), 2, 16, 50, compile_step=True)
     assert callable(batch._captured(2))
     assert batch.note.startswith("the model is not compiled") and batch.note.endswith(": no C compiler")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["int8", None])
+def test_kernels_of_a_quantization_library_that_cannot_be_captured_run_without_graphs(monkeypatch, kind):
+    def fail(run):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(batch_engine, "capture_cuda_graph", fail)
+    monkeypatch.setattr(batch_engine, "quantization_of", lambda model: kind)
+    model = make_model()
+    with decode_attention(model):
+        batch = SlotBatch(model, 2, 16, 50)
+        batch.read([[5, 6, 7]], range(1))
+        if kind is None:
+            with pytest.raises(RuntimeError, match="capturing"):
+                batch._captured(1)
+            return
+        assert batch._captured(1)().shape[0] == 1
+    assert batch.note.startswith("int8: steps run without CUDA graphs")

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 
 import engine_stand_in
 import psutil
@@ -112,6 +113,45 @@ def test_an_engine_is_started_measured_and_stopped(tmp_path):
         "serve.r6",
     ]
     assert record["findings"]["serve.r6"]["serving"]["engine"]["dtype"] == "fp32"
+
+
+@pytest.mark.slow
+def test_an_engine_ends_with_a_run_that_is_killed(tmp_path):
+    """Otherwise it would keep the GPU's memory and add to later measurements."""
+    make_model().save_pretrained(tmp_path / "tiny")
+    make_tokenizer().save_pretrained(tmp_path / "tiny")
+    words = ["infer", "--engine", "builtin", "--model", str(tmp_path / "tiny"), "--concurrency", "2"]
+    words += [
+        "--prompt-tokens",
+        "8",
+        "--new-tokens",
+        "8",
+        "duration_s=60",
+        "--runs-dir",
+        str(tmp_path / "runs"),
+        "--estimate-cpu",
+    ]
+
+    def engines():
+        found = [
+            one for one in psutil.process_iter(["cmdline"]) if str(tmp_path / "tiny") in (one.info["cmdline"] or [])
+        ]
+        return [one for one in found if "serve" in one.info["cmdline"]]
+
+    started = subprocess.Popen([sys.executable, "-m", "joulelab", *words], stderr=subprocess.DEVNULL)
+    try:
+        wait_for(engines)
+    finally:
+        started.kill()
+        started.wait()
+    wait_for(lambda: not engines())
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
@@ -235,8 +275,27 @@ def test_requests_that_the_servers_context_cannot_hold_are_refused(tiny_server, 
     named = [str(tmp_path / "prompts.txt") if one == "PROMPTS" else one for one in options]
     done = measure(tmp_path / "runs", "--server", tiny_server[0].url, *named)
     said = " ".join(done.stderr.split())
-    assert done.returncode == 2 and found in said and "do not fit into the 64 tokens" in said and "--context N" in said
+    assert (
+        done.returncode == 2
+        and found in said
+        and "do not fit into the 64 tokens of context" in said
+        and "--context N" in said
+    )
     assert "ignore_eos" not in said and not (tmp_path / "runs").exists()
+
+
+def test_an_engine_gets_room_for_what_is_requested_of_it(tmp_path):
+    make_model().save_pretrained(tmp_path / "tiny")  # 128 positions
+    make_tokenizer().save_pretrained(tmp_path / "tiny")
+    (tmp_path / "prompts.txt").write_text("w1 w2\n")
+    engine = {"pipeline": "serving", "engine": "builtin", "model": str(tmp_path / "tiny"), "device": "cpu"}
+    own = {**engine, "prompts": str(tmp_path / "prompts.txt")}
+    for settings in ({**engine, "prompt_tokens": "80", "new_tokens": "60"}, {**own, "new_tokens": "128"}):
+        with pytest.raises(UsageError, match="do not fit into the 128 tokens of context"):
+            check(settings).served_model  # noqa: B018
+    served = check({**own, "new_tokens": "20", "rates": [50.0], "concurrency": [1]}).served_model
+    assert (served.context, served.batch_size) == (128, 16)
+    assert check({**own, "new_tokens": "20", "concurrency": [2048]}).served_model.batch_size == config.MAX_BATCH
 
 
 def test_prompts_of_a_file_are_sent_in_order_and_random_words_differ(tmp_path):

@@ -14,7 +14,6 @@ import itertools
 import json
 import math
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -30,7 +29,7 @@ from joulelab.errors import ConfigError, JoulelabError
 from joulelab.infer.generation.completions import Prompt
 from joulelab.infer.generation.server import Endpoint, ServerGenerator, ServerLocation, TokenPrompts
 from joulelab.infer.generation.settings import GenerationSettings
-from joulelab.runs.measure.program import end_all, start_guard
+from joulelab.runs.measure.program import end_all, kill_group, start_guard
 
 CHILD_ENGINES = ("vllm", "sglang")
 SERVED_NAME = "teacher"
@@ -154,7 +153,7 @@ class EngineProcess:
                     process_group=self._guard.pid, env=_environment(installation.python),
                 )  # fmt: skip
         except BaseException:
-            self._end_guard()
+            kill_group(self._guard)
             raise
 
     @property
@@ -216,7 +215,7 @@ class EngineProcess:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_GRACE_S)
         end_all([worker for worker in workers if worker.is_running()])
-        self._end_guard()
+        kill_group(self._guard)
         try:
             self._process.wait(_KILLED_S)
         except subprocess.TimeoutExpired:
@@ -224,13 +223,6 @@ class EngineProcess:
                 f"{self.installation.name} (pid {self._process.pid}) did not end {_KILLED_S:g} s after SIGKILL",
                 "a process that waits for the GPU's driver cannot be ended; check the driver with nvidia-smi",
             ) from None
-
-    def _end_guard(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._guard.pid, signal.SIGKILL)  # the guard included
-        assert self._guard.stdin is not None
-        self._guard.stdin.close()
-        self._guard.wait()
 
 
 def start_engine(

@@ -168,7 +168,7 @@ class SlotBatch:
         """Allocate the cache and capture the graphs before the first request."""
         self._prompts.allocate()
         if self.is_asynchronous:
-            for length in sorted({self._prompts.length([0] * count) for count in range(2, self.tokens + 1)}):
+            for length in sorted({self._prompts.length(range(count)) for count in range(2, self.tokens + 1)}):
                 for group in self._prompt_groups(length):
                     self.read([[0] * min(length + 1, self.tokens)] * group, range(group))
         rows = self.slots
@@ -209,7 +209,16 @@ class SlotBatch:
                 self._compile_step = False
                 reason = (str(error) or type(error).__name__).splitlines()[0][:120]
                 self.note = f"the model is not compiled, so that a token takes more time and energy: {reason}"
-        return capture_cuda_graph(partial(self._forward, rows))
+        try:
+            return capture_cuda_graph(partial(self._forward, rows))
+        except RuntimeError as error:
+            kind = quantization_of(self._model)
+            if kind is None:
+                raise
+            # Kernels of a quantization library may wait for the host, which a graph cannot contain.
+            reason = (str(error) or type(error).__name__).splitlines()[0][:120]
+            self.note = f"{kind}: steps run without CUDA graphs, because its kernels cannot be captured: {reason}"
+            return partial(self._forward, rows)
 
     def _forward(self, rows: int) -> Tensor:
         places_R = self._cache.places_R[:rows]

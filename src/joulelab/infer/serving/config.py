@@ -70,12 +70,14 @@ class ServedModel:
         dtype: str = "auto",
         device: str = "auto",
         batch_size: int | None = None,
+        concurrency: int = 1,
         context: int | None = None,
         max_waiting: int = 256,
         threads: int | None = None,
         name: str | None = None,
     ) -> ServedModel:
-        """Raises before anything is loaded if the model cannot be served with these settings."""
+        """Raises before anything is loaded if the model cannot be served with these settings. Without `batch_size`, as
+        many answers at once as the default, or as `concurrency` if that is more."""
         lookup.require_packages("joulelab serve", "torch", "transformers", *quantization_packages(dtype))
         model = f"{sources.SAMPLE_PREFIX}{model}" if model in sources.SAMPLES else model
         require_weights(model, model)
@@ -90,7 +92,7 @@ class ServedModel:
         limit = max_positions(model)
         room = context if context is not None else min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
         require_positions(model, limit, [room])
-        slots = batch_size if batch_size is not None else _BATCH[on_gpu]
+        slots = batch_size if batch_size is not None else min(MAX_BATCH, max(_BATCH[on_gpu], concurrency))
         for option, value, least, most in (
             ("--context", room, 2, 1 << 20),
             ("--batch-size", slots, 1, MAX_BATCH),
@@ -230,7 +232,8 @@ class ServingSpec(RunSpec):
     batch_size: int | None = Field(None, ge=1, le=MAX_BATCH)
     """With `engine`: answers that are generated together; null: the engine's default, at least `concurrency`."""
     context: int | None = Field(None, ge=2)
-    """With `engine`: maximum tokens of a prompt and its answer; null: what the lengths need."""
+    """With `engine`: maximum tokens of a prompt and its answer; null: what the lengths need, and at least 1,024 tokens
+    for each of your own prompts."""
     threads: int | None = Field(None, ge=1)
     """With `engine`: CPU threads; null: all available."""
     timeout_s: float = Field(600.0, gt=0)
@@ -305,11 +308,16 @@ class ServingSpec(RunSpec):
         return not self.prompts if self.ignore_eos is None else self.ignore_eos
 
     @property
-    def _context(self) -> int | None:
-        """What random prompts of the largest length need, at two tokens per word; None: unknown."""
-        longest = Lengths.parse(self.prompt_tokens).largest * 2 + Lengths.parse(self.new_tokens).largest
-        limit = max_positions(self.model)
-        return self.context or (None if self.prompts else min(max(64, longest), limit or longest))
+    def _context(self) -> int:
+        """What random prompts of the largest length need, at two tokens per word."""
+        if self.context is not None:
+            return self.context
+        new_tokens = Lengths.parse(self.new_tokens).largest
+        if self.prompts:
+            longest = max(DEFAULT_CONTEXT, DEFAULT_CONTEXT // 2 + new_tokens)
+        else:
+            longest = max(64, 2 * Lengths.parse(self.prompt_tokens).largest + new_tokens)
+        return min(longest, max_positions(self.model) or longest)
 
     @property
     def child_engine(self) -> tuple[EngineInstallation, int]:
@@ -319,24 +327,26 @@ class ServingSpec(RunSpec):
             raise ConfigError(f"{self.model}: {self.engine} is started with a folder or hub id, not a GGUF file")
         require_usable_model(self.model, generate=True)
         require_tokenizer(self.model)
-        limit = max_positions(self.model)
-        room = self._context or min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
-        require_positions(self.model, limit, [room])
+        room = self._context
+        require_positions(self.model, max_positions(self.model), [room])
         found = EngineInstallation.find(self.engine, self.engine_python, self.engine_args, "--engine-python")
+        self._require_room(room)
         return found, room
 
     @property
     def served_model(self) -> ServedModel:
         """With `engine` builtin: what is served; checked."""
-        most = max((level.concurrency for level in self.levels), default=1)
-        return ServedModel.checked(
+        served = ServedModel.checked(
             model=self.model,
             dtype=self.dtype,
             device=self.device,
-            batch_size=self.batch_size or (max(16, most) if most > 1 else None),
+            batch_size=self.batch_size,
+            concurrency=max(level.concurrency for level in self.levels),
             context=self._context,
             threads=self.threads,
         )
+        self._require_room(served.context)
+        return served
 
     def checks(self) -> Iterator[Callable[[], object]]:
         if self.prompts:
@@ -377,10 +387,15 @@ class ServingSpec(RunSpec):
         new_tokens = Lengths.parse(self.new_tokens).largest
         if context is not None and prompt + new_tokens > context:
             own = "a prompt" if self.prompts else f"prompts of {prompt} words (--prompt-tokens)"
+            more = (
+                "set a larger context"
+                if self.engine
+                else "start the server with more room (joulelab serve --context N)"
+            )
             raise ConfigError(
                 f"{own} and answers of {new_tokens} tokens (--new-tokens) do not fit into the {context} tokens of "
-                f"{self.server}",
-                "lower them, or start the server with more room (joulelab serve --context N)",
+                f"context of {self.server or self.model}",
+                f"lower them, or {more}",
             )
 
     def _hint(self, error: str) -> str:

@@ -154,7 +154,7 @@ def _number(body: Mapping[str, Any], name: str, default: float, kind: type, low:
     if value is None:
         return default
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or (kind is int and value != int(value)) or not low <= value <= high:
+    if not is_number or not low <= value <= high or (kind is int and value != int(value)):
         word = "a whole number" if kind is int else "a number"
         ends = [f"{end:,}" if kind is int else f"{end:g}" for end in (low, high)]
         raise RequestError(f"{name} is {value!r:.60}, expected {word} from {ends[0]} to {ends[1]}", param=name)

@@ -28,6 +28,7 @@ from joulelab.infer.serving.client_load import LoadRunner, LoadWindow, Streaming
 from joulelab.infer.serving.config import ServingSpec, api_key, gpus_of
 from joulelab.infer.serving.load_summary import load_values
 from joulelab.runs.context import RunContext
+from joulelab.runs.measure.program import kill_group, start_guard
 from joulelab.train.stats.step_energy import energy_reader
 
 TRACKER = "serving"
@@ -185,15 +186,22 @@ def _builtin_engine(run: RunContext, spec: ServingSpec) -> Iterator[MeasuredServ
         ("--max-waiting", 4096),
     ):
         command += [option, str(value)]
-    with tempfile.TemporaryFile("w+") as messages, run.stage(START, role="setup", activity="load"):
-        run.progress.write(f"starting {spec.engine} with {spec.model}")
-        # In its own group: Ctrl-C reaches this process, which then stops the engine in order.
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True, start_new_session=True)
-        facts = _facts_of(child, messages, spec.engine_timeout_s, run.stop.check)
+    # In its own group: Ctrl-C reaches this process, which then stops the engine in order. Its guard ends it if this
+    # process is killed.
+    guard = start_guard()
     try:
-        yield MeasuredServer(facts["url"], facts["model"], facts["device"], "", facts)
+        with tempfile.TemporaryFile("w+") as messages, run.stage(START, role="setup", activity="load"):
+            run.progress.write(f"starting {spec.engine} with {spec.model}")
+            child = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=messages, text=True, process_group=guard.pid
+            )
+            facts = _facts_of(child, messages, spec.engine_timeout_s, run.stop.check)
+        try:
+            yield MeasuredServer(facts["url"], facts["model"], facts["device"], "", facts)
+        finally:
+            _stop(child)
     finally:
-        _stop(child)
+        kill_group(guard)
 
 
 def _facts_of(

@@ -267,6 +267,15 @@ def start_guard() -> subprocess.Popen[bytes]:
     return guard
 
 
+def kill_group(guard: subprocess.Popen[bytes]) -> None:
+    """Kill what is left in the group of this guard, and the guard."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(guard.pid, signal.SIGKILL)
+    assert guard.stdin is not None
+    guard.stdin.close()
+    guard.wait()
+
+
 class ProcessGroup:
     """The program's process group, guarded while entered. Programs run in it one after the other."""
 
