@@ -454,7 +454,7 @@ def test_items_of_setup_belong_to_the_stage_of_setup():
 
 def part_of_run(*windows, number=1, host="h", stages=None, gpu_j=100.0, cpu_j=None, used_percent=(), **events):
     """A host's part of an attempt; `windows` are in seconds. All windows have the same energy."""
-    plain = {name: {} for name in ("kinds", "counts", "openings", "statuses", "phases")}
+    plain = {name: {} for name in ("kinds", "counts", "openings", "statuses", "phases", "unmetered")}
     states = [SimpleNamespace(utilization_percent=one) for one in used_percent]
     figures = {"gpu": figure(gpu_j, "gpu:A")} | ({"cpu": figure(cpu_j, "rapl:0")} if cpu_j else {})
     return SimpleNamespace(
@@ -483,6 +483,8 @@ def test_rates_of_a_stage_are_per_item_and_per_second():
     both = record_of(train, counts={"x": {"samples": 20, "tokens": 400}})
     assert (both.j_per_sample, both.j_per_token, both.samples_per_s, both.tokens_per_s) == (5.0, 0.25, 2.0, 40.0)
     assert (both.duration_s, both.mean_power_w, both.peak_power_w, both.outside_totals) == (10.0, 10.0, 10.0, False)
+    asked = record_of(train, counts={"x": {"samples": 20, "tokens": 400}}, unmetered={"x"})
+    assert (asked.j_per_sample, asked.j_per_token, asked.tokens_per_s) == (None, None, 40.0), "the client's energy"
     (segment,) = both.segments
     assert (segment.duration_s, segment.start_ns, segment.end_ns) == (10.0, 4 * 10**9, 14 * 10**9)
     assert record_of(StageKind("idle", "idle")).outside_totals

@@ -26,10 +26,12 @@ from joulelab.evaluate.config import EvaluateSpec
 from joulelab.evaluate.judging import GRADE, grades, win_rates
 from joulelab.infer.generation.completions import Generator, Prompt, as_messages
 from joulelab.infer.generation.engine import TransformersGenerator
+from joulelab.infer.generation.server import Endpoint, ServerGenerator
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.infer.recipes import cast_model
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.record import Result
+from joulelab.units import plural
 from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer, weights_identity
 
 JUDGED = "judged.json"
@@ -124,7 +126,7 @@ def _answer_turns(
     tokens = 0
     for turn in range(max(len(one.turns) for one in prompts)):
         places = [place for place, one in enumerate(prompts) if len(one.turns) > turn]
-        asked = [_prompt(prompts[place], answers[place], chat) for place in places]
+        asked = [next_prompt(prompts[place], answers[place], chat) for place in places]
         for place, found in zip(places, generator.generate(asked), strict=True):
             answers[place].append(found[0].text)
             tokens += found[0].tokens
@@ -135,7 +137,7 @@ def _answer_turns(
     return answers
 
 
-def _prompt(one: JudgedPrompt, answers: Sequence[str], chat: bool) -> Prompt:
+def next_prompt(one: JudgedPrompt, answers: Sequence[str], chat: bool) -> Prompt:
     """The conversation up to the next turn."""
     turns: list[Message] = list(one.before)
     for place, text in enumerate(one.turns[: len(answers) + 1]):
@@ -165,17 +167,17 @@ def _counted(verdicts: Iterator[float | None], stage: Stage, run: RunContext) ->
     return found
 
 
+def judge_endpoint(spec: EvaluateSpec) -> Endpoint:
+    return Endpoint(spec.judge_server, os.environ.get(SERVER_KEY))
+
+
 def _load_judge(run: RunContext, spec: EvaluateSpec, device: torch.device) -> tuple[Generator, bool]:
     """The judge, and whether it has a chat template."""
     if spec.judge_server:
-        from joulelab.infer.generation.server import ServerGenerator
-
-        server = ServerGenerator(
-            spec.judge_server, spec.judge, GRADE, api_key=os.environ.get(SERVER_KEY), metered_gpus=spec.energy.gpus
-        )
+        server = ServerGenerator(judge_endpoint(spec), spec.judge, GRADE, metered_gpus=spec.energy.gpus)
         if server.energy_gap:
             run.warn(f"evaluate.judge: {server.energy_gap}")
-            run.unmetered_work(f"evaluate.judge on {server.identity}", server.energy_gap)
+            run.unmetered_work("evaluate.judge", server.identity, server.energy_gap)
         return server, True
     tokenizer = load_tokenizer(spec.judge)
     # Never quantized: with a quantized model it computes in bf16, as that does.
@@ -186,15 +188,21 @@ def _load_judge(run: RunContext, spec: EvaluateSpec, device: torch.device) -> tu
 
 
 def report_judged(run: RunContext, found: dict[str, Any]) -> None:
-    """Mean verdict with its standard error over items; verdicts that could not be read are counted, not guessed."""
-    verdicts = [verdict for item in found["items"] for verdict in item["verdicts"]]
-    known = np.array([verdict for verdict in verdicts if verdict is not None], float)
+    """Mean verdict with its standard error over items; verdicts that could not be read are counted, not guessed.
+
+    The verdicts of one item are averaged first: the turns of a conversation depend on each other, so that as
+    independent values they would make the standard error too small.
+    """
+    by_item = [[verdict for verdict in item["verdicts"] if verdict is not None] for item in found["items"]]
+    means = np.array([np.mean(known) for known in by_item if known], float)
+    asked = sum(len(item["verdicts"]) for item in found["items"])
+    unjudged = asked - sum(map(len, by_item))
     name = "win_rate" if found["style"] == "compare" else "grade"
-    if len(known) < len(verdicts):
-        run.warn(
-            f"the judge {found['judge']} gave no verdict on {len(verdicts) - len(known)} of {len(verdicts)} answers"
-        )
-    run.result("model.judge.unjudged", Result(value=float(len(verdicts) - len(known)), lower_is_better=True))
-    if len(known):
-        error = float(known.std(ddof=1) / len(known) ** 0.5) if len(known) > 1 else None
-        run.result(f"model.judge.{name}", Result(value=float(known.mean()), standard_error=error))
+    if unjudged:
+        run.warn(f"the judge {found['judge']} gave no verdict on {unjudged} of {asked} answers")
+    if len(means):
+        error = float(means.std(ddof=1) / len(means) ** 0.5) if len(means) > 1 else None
+        # Before the count: the first result is the one that a report starts with.
+        run.result(f"model.judge.{name}", Result(value=float(means.mean()), standard_error=error))
+        run.note(f"judge.{name} is the mean of {len(means)} of {plural(len(by_item), 'item')}")
+    run.result("model.judge.unjudged", Result(value=float(unjudged), lower_is_better=True))

@@ -275,7 +275,8 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
     kind = _kind(name, parts)
     samples, tokens = (_count(parts, name, kind, what) for what in ("samples", "tokens"))
     rated = kind.role != "setup"
-    item_energy = _item_energy(energy, kind, parts, frame.policy) if rated and (samples or tokens) else None
+    metered = rated and not any(name in attempt.events.unmetered for attempt, _ in parts)
+    item_energy = _item_energy(energy, kind, parts, frame.policy) if metered and (samples or tokens) else None
     work_j = (item_energy or best).energy_j
     mean_w = best.mean_power_w(duration_s)
     above_idle = _above_idle(figure, frame.idle_power, sum(durations))
@@ -297,8 +298,8 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
         peak_power_w=max((peak for peak in (*peaks, mean_w) if peak is not None), default=None),
         samples=samples,
         tokens=tokens,
-        j_per_sample=_divide(work_j, samples if rated else None),
-        j_per_token=_divide(work_j, tokens if rated else None),
+        j_per_sample=_divide(work_j, samples if metered else None),
+        j_per_token=_divide(work_j, tokens if metered else None),
         item_energy=item_energy,
         samples_per_s=_divide(samples if rated else None, duration_s),
         tokens_per_s=_divide(tokens if rated else None, duration_s),

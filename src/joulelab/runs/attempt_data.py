@@ -87,6 +87,8 @@ class AttemptEvents:
     """(stage, activity, window) of setup inside a stage."""
     statuses: dict[str, str] = field(default_factory=dict)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    unmetered: set[str] = field(default_factory=set)
+    """Stages with work that was done where no meter was: they have no energy per item."""
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     joules: dict[str, tuple[list[str], int]] = field(default_factory=dict)
     """Results that are the energy of artifacts: name -> (keys, divisor)."""
@@ -148,6 +150,8 @@ def read_events(path: Path) -> AttemptEvents:
         elif kind == "setup_counts":
             for opening in events.openings.get(line["stage"], [])[-1:]:
                 opening.setup_counts.update(line["counts"])
+        elif kind == "unmetered":
+            events.unmetered.add(line["stage"])
         elif kind in ("checkpoint", "resumed"):
             _take_position(events, line)
         elif kind == "progress":

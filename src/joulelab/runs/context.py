@@ -401,9 +401,10 @@ class RunContext:
         write_bill(folder, bill)
         return Artifact(folder, bill, reused=False)
 
-    def unmetered_work(self, name: str, reason: str) -> None:
-        """Record work on the artifact in progress that this run's meter cannot measure, e.g. on a server."""
-        self._making[-1].unmetered[name] = reason
+    def unmetered_work(self, stage: str, server: str, reason: str) -> None:
+        """Record work of a stage on the artifact in progress that this run's meter cannot measure."""
+        self._making[-1].unmetered[f"{stage} on {server}"] = reason
+        self.meter.event("unmetered", stage=stage, server=server, reason=reason)
 
     def find_shards(self, key: str, include_damaged: bool = False) -> list[Artifact]:
         """Shards of an artifact in the store. The artifact in progress is joined from them, and they are on its bill.

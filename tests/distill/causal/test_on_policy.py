@@ -115,6 +115,10 @@ def test_presets_set_what_is_not_named():
         ({"on_policy": {"student_share": 0.0}}, "student_share"),
         ({"on_policy": {"beta": 1.0}}, "beta"),
         ({"until": "teacher", "shard": "0/2"}, "its work cannot be sharded"),
+        (
+            {"generation": {"prompt_tokens": 52}, "training": {"batch_size": 1}},
+            r"the 2 completions of one prompt \(generation.answer.n\) do not fit into a batch of 1 rows",
+        ),
         ({"on_policy": {"listed_tokens": 64}}, "on_policy.listed_tokens=64 has no effect without teacher.server"),
     ],
 )

@@ -128,11 +128,13 @@ def test_the_work_of_a_judge_on_another_machine_is_noted_as_not_metered(lab, fin
         record, _ = lab.run(store, "dpo", until="preferences", preferences={"judge": judge})
         assert record.results["preferences.pairs"].value > 0
         assert "warning: teacher.judge: it runs on another node" in lab.listening.messages
+        judged = record.stage("teacher.judge")
+        assert judged.samples > 0 and judged.j_per_sample is None, "the energy is that of the client"
         bill = run_bill(record)
         (unseen,) = (line for line in bill.inherited if line.name.startswith("teacher.judge on "))
         assert address in unseen.name and unseen.figure.energy_j is None
         assert bill_data(bill, None)["lower_bound"]
-        assert "Lower bound: not metered: teacher.judge" in " ".join(sentences(bill))
+        assert "not metered: teacher.judge" in " ".join(sentences(bill))
         # a run that reuses the judgments inherits the note, and a budget that counts the teacher needs its energy
         again, _ = lab.run(store, "dpo", until="preferences", preferences={"judge": judge}, label="again")
         assert again.stage("teacher.judge") is None

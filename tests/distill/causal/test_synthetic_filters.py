@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from joulelab.data.splits import split_of, text_id
+from joulelab.distill.causal import generated_data
 from joulelab.distill.causal.generated_data import AnswerFilters, filter_answers, require_kept, write_training_rows
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import Completion
@@ -75,3 +77,13 @@ def test_kept_answers_are_written_as_training_rows(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert rows[0] == {"prompt": "p1", "response": "one two three four"}
     assert rows[2] == {"messages": [*CHAT, {"role": "assistant", "content": "One  two three FOUR"}]}
+
+
+def test_prompts_that_are_whole_documents_of_the_training_split_are_held_out_too():
+    """The hash of a document has decided its split, and would put none of them into the last tenth."""
+    texts = [f"document {number}" for number in range(4000)]
+    trained = [text for text in texts if split_of(text_id(text)) == "train"]
+    for prompts in (texts, trained):
+        held_out = generated_data._held_out(prompts, 0.1)
+        assert 0.07 < sum(held_out) / len(prompts) < 0.13
+        assert held_out == generated_data._held_out(prompts, 0.1)

@@ -282,9 +282,7 @@ def test_on_a_gpu_as_many_answers_as_fit_are_generated_at_once(monkeypatch, prom
 
     monkeypatch.setattr(engine_module, "StaticDecoder", decoder)
     monkeypatch.setattr(engine_module, "rows_that_fit", lambda model, tokens: fit)
-    monkeypatch.setattr(
-        TransformersGenerator, "_supported", lambda self: static_decoder.ModelSupport(slots=True, fused=False)
-    )
+    monkeypatch.setattr(TransformersGenerator, "_supported", lambda self: static_decoder.ModelSupport(slots=True))
     settings = GenerationSettings(max_new_tokens=16, do_sample=True, n=n)
     generator = TransformersGenerator(
         OnGpu(make_model()), make_tokenizer(), settings, identity="tiny", batch_size=batch_size
@@ -294,6 +292,23 @@ def test_on_a_gpu_as_many_answers_as_fit_are_generated_at_once(monkeypatch, prom
     assert isinstance(reader, engine_module.GrowingCacheDecoder) is (expected is None)
     if expected is not None:
         assert generator._reader([[1, 2]] * prompts) is reader  # kept
+
+
+def test_joined_weights_leave_fewer_rows_and_large_models_have_none(monkeypatch):
+    made, free = [], iter([4096, 320])
+    monkeypatch.setattr(
+        engine_module, "StaticDecoder", lambda model, rows, tokens, *_, **__: made.append(rows) or SimpleNamespace()
+    )
+    monkeypatch.setattr(engine_module, "rows_that_fit", lambda model, tokens: next(free))
+    joined = static_decoder.ModelSupport(slots=True, fused=object())
+    monkeypatch.setattr(TransformersGenerator, "_supported", lambda self: joined)
+    settings = GenerationSettings(max_new_tokens=16, do_sample=True)
+    TransformersGenerator(OnGpu(make_model()), make_tokenizer(), settings, identity="tiny")._reader([[1, 2]] * 5000)
+    assert made == [320]
+    own = sum(weight.nbytes for weight in make_model().parameters())
+    for free_bytes, fits in ((2 * own, True), (2 * own - 1, False)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free_bytes=free_bytes: (free_bytes, 0))
+        assert static_decoder._joining_fits(make_model()) is fits
 
 
 def test_a_compiled_layer_gives_the_same_tokens(monkeypatch):

@@ -2,10 +2,12 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 
 import engine_stand_in
 import psutil
@@ -322,3 +324,34 @@ def test_a_local_server_is_metered_by_its_processes_and_gpus(monkeypatch):
     assert named.meter_settings().gpus == "0", "GPUs that the user names are kept"
     monkeypatch.setattr(config, "locate_server", lambda url: place)
     assert spec.meter_settings() == spec.energy
+
+
+class Cards:
+    """One GPU on which the processes `pids` compute."""
+
+    def __init__(self, *pids):
+        self.pids = pids
+
+    @contextmanager
+    def opened(self, nvml):
+        yield self, {type("Card", (), {"uuid": "GPU-1"})(): "handle"}
+
+
+@pytest.mark.parametrize(
+    ("computing", "server", "found"),
+    [
+        ((), (41,), []),
+        ((2**30,), (os.getpid(),), ["GPU-1"]),  # a number of another container
+        ((os.getpid(),), (os.getppid(),), ["GPU-1"]),  # below
+        ((1,), (os.getpid(),), []),  # another process, which is known
+        ((1,), (), ["GPU-1"]),  # a server of another user
+    ],
+)
+def test_a_gpu_whose_processes_cannot_be_identified_may_be_the_servers(monkeypatch, computing, server, found):
+    cards = Cards(*computing)
+    monkeypatch.setattr(config, "opened_cards", cards.opened)
+    monkeypatch.setattr(config, "compute_pids", lambda nvml, handle: set(cards.pids))
+    if computing == (os.getpid(),):  # the server's own child
+        assert config.unattributed_gpus(server) == [] and config.gpus_of(server) == found
+    else:
+        assert config.unattributed_gpus(server) == found

@@ -799,6 +799,14 @@ class CausalSpec(LanguageModelSpec):
                 "them, or raise data.row_length",
             ),
             (
+                self.pipeline == "on-policy"
+                and self.generation.longest <= data.row_length
+                and self.training.batch_size * (data.row_length // self.generation.longest) < answer.n,
+                f"the {answer.n} completions of one prompt (generation.answer.n) do not fit into a batch of "
+                f"{self.training.batch_size} rows (training.batch_size) of {data.row_length} tokens; lower n or raise "
+                "training.batch_size",
+            ),
+            (
                 not self.sft_first and self.pipeline in STARTS_FROM_SFT and self.student.model is None,
                 "sft_first=false (start: none) starts from student.model as it is, but student.model is not set; name "
                 "the SFT model, and unset student.size or student.layers",

@@ -260,7 +260,7 @@ def _grader(context: CausalContext, name: str, identity: str) -> Generator:
     gap = grader.energy_gap or server_energy_gap(context)
     if gap:
         context.run.warn(f"{JUDGE_STAGE.name}: {gap}")
-        context.run.unmetered_work(f"{JUDGE_STAGE.name} on {grader.identity}", gap)
+        context.run.unmetered_work(JUDGE_STAGE.name, grader.identity, gap)
         refuse_unknown_energy(context.spec, gap)
     return grader
 
@@ -305,7 +305,11 @@ def make_pairs(context: CausalContext, answers: Artifact, teacher: TeacherSource
 
 def _held_out(prompts: Sequence[Prompt], share: float) -> list[bool]:
     """For each prompt whether its answers are held out: by its hash, so that all its answers are on the same side."""
-    held_out = [split_of(text_id(str(prompt)), HashShares(0.0, share)) == "test" for prompt in prompts]
+    shares = HashShares(0.0, share)
+    held_out = [split_of(text_id(str(prompt)), shares) == "test" for prompt in prompts]
+    if not any(held_out):
+        # The same hash may have put them into the training split of the data, if a prompt is a whole document.
+        held_out = [split_of(text_id(f"held out: {prompt}"), shares) == "test" for prompt in prompts]
     return [False] * len(prompts) if all(held_out) else held_out  # too few to hold any out
 
 

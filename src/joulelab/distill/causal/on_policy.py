@@ -113,7 +113,7 @@ def _server_teacher(context: CausalContext) -> ServerTeacher:
     gap = teacher.energy_gap or server_energy_gap(context)
     if gap:
         context.run.warn(f"{SCORE[0]}: {gap}")
-        context.run.unmetered_work(f"{SCORE[0]} on {teacher.identity}", gap)
+        context.run.unmetered_work(SCORE[0], teacher.identity, gap)
         refuse_unknown_energy(spec, gap)
     return teacher
 

@@ -336,7 +336,7 @@ class _GenerationWork:
         gap = report["energy_gap"]
         if gap:
             self.context.run.warn(f"{self.stage_name}: {gap}")
-            self.context.run.unmetered_work(f"{self.stage_name} on {report['generator']}", gap)
+            self.context.run.unmetered_work(self.stage_name, str(report["generator"]), gap)
             refuse_unknown_energy(self.context.spec, gap)
 
     def _generate(self, folder: Path, shard: Shard, others: Sequence[Path], generator: Generator, stage: Stage) -> None:

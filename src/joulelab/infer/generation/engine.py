@@ -304,19 +304,18 @@ class TransformersGenerator:
             return kept
         self._kept.decoder = kept = None  # frees its cache before the next one is allocated
         if on_gpu and self._cache != "growing":
-            torch.cuda.empty_cache()  # what only torch's allocator holds is free, too
-            fit = rows_that_fit(self._model, tokens)
-            self._most_rows = min(self._most_rows, fit)
-            self.prompts_at_once = max(1, min(self.prompts_at_once, fit // n))
+            self._fit_into_memory(tokens)
         batches = math.ceil(self._passes * math.ceil(len(encoded) / self.prompts_at_once))
         is_long = new_tokens * batches >= _STATIC_CACHE_MIN_STEPS
         if self._cache == "growing" or (self._cache == "auto" and not (on_gpu and is_long)):
             return GrowingCacheDecoder(self._model)
-        rows = self._rows(answers)
-        steps = new_tokens * math.ceil(self._passes * math.ceil(answers / max(1, rows)))
         support = self._supported()
         if not support.slots:
             return GrowingCacheDecoder(self._model)
+        if support.fused is not None:
+            self._fit_into_memory(tokens)  # again: joined weights are copies
+        rows = self._rows(answers)
+        steps = new_tokens * math.ceil(self._passes * math.ceil(answers / max(1, rows)))
         compile_step = self._compile_step
         if compile_step is None:  # what compiling saves was measured without quantized layers
             compile_step = quantization_of(self._model) is None and compiling_pays(rows, steps)
@@ -335,6 +334,12 @@ class TransformersGenerator:
             note=self._note,
         )
         return self._kept.decoder
+
+    def _fit_into_memory(self, tokens: int) -> None:
+        torch.cuda.empty_cache()  # what only torch's allocator holds is free, too
+        fit = rows_that_fit(self._model, tokens)
+        self._most_rows = min(self._most_rows, fit)
+        self.prompts_at_once = max(1, min(self.prompts_at_once, fit // self.settings.n))
 
     def _rows(self, answers: int) -> int:
         n = self.settings.n

@@ -71,6 +71,7 @@ ENOUGH_ROWS = 1024
 _SAVED_PER_HIDDEN_STATE_J = 22e-9
 # Of the free GPU memory: logits, activations and captured graphs need the rest.
 _CACHE_SHARE = 0.6
+_JOINED_SHARE = 0.5
 # Relative to the largest logit: above rounding in bfloat16, far below the effect of a wrong mask or position.
 _SAME_LOGITS = 0.05
 
@@ -728,7 +729,7 @@ def check_model(model: Any) -> ModelSupport:
         return ModelSupport(False)
     if getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True):
         return ModelSupport(False)
-    if next(model.parameters()).is_cuda:
+    if next(model.parameters()).is_cuda and _joining_fits(model):
         fused = FusedLayers(model)
         # A kernel that cannot be compiled for this GPU may raise anything; the layers of the model always work.
         with suppress(Exception):
@@ -738,6 +739,14 @@ def check_model(model: Any) -> ModelSupport:
         return ModelSupport(_same_logits(model))
     except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError, NotImplementedError):
         return ModelSupport(False)  # a model with custom attention
+
+
+def _joining_fits(model: Any) -> bool:
+    """Joined layers have copies of two thirds of the weights. A large model needs the memory for its cache, and its
+    products take so long that joining them saves little."""
+    own_bytes = sum(weight.nbytes for weight in model.parameters())
+    free_bytes, _ = torch.cuda.mem_get_info(next(model.parameters()).device)
+    return bool(own_bytes <= _JOINED_SHARE * free_bytes)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
+import psutil
 from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
@@ -460,3 +461,16 @@ def gpus_of(pids: Collection[int], nvml: Any = None) -> list[str]:
     with opened_cards(nvml) as (nvml, cards):
         own = with_children(pids)
         return [card.uuid for card, handle in cards.items() if own & compute_pids(nvml, handle)]
+
+
+def unattributed_gpus(pids: Collection[int], nvml: Any = None) -> list[str]:
+    """UUIDs of GPUs on which a process computes that may be the server but cannot be recognized: it is not visible here
+    (another container), or the server is (a process of another user)."""
+    with opened_cards(nvml) as (nvml, cards):
+        own = with_children(pids) if pids else set()
+        running = {card.uuid: compute_pids(nvml, handle) for card, handle in cards.items()}
+    return [
+        uuid
+        for uuid, found in running.items()
+        if found and not own & found and (not pids or not all(psutil.pid_exists(pid) for pid in found))
+    ]

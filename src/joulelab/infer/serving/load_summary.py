@@ -79,16 +79,16 @@ def energies(load: LoadWindow, read: Reader) -> dict[str, tuple[Any, str]]:
             found[unit] = (None, _NO_INPUT_TOKENS)
             continue
         items: list[ItemWindow] = list(zip(segments, counts[unit], strict=True))
-        if unit in ("input_token", "request"):
+        if unit != "output_token":
             items = [(load.window, sum(counts[unit]))]
         energy, reason = energy_per_item(items, read)
         if not sum(counts[unit]):
             reason = _NOT_COUNTED.get(unit, "no answer began in the window")
         found[unit] = (None if energy is None else energy.model_dump(), reason)
     if found["output_token"][0] is not None:
-        # Few requests end in each segment; the variation of the work shows in the output tokens.
+        # Few requests begin or end in each segment; the variation of the work shows in the output tokens.
         rel = _relative(found["output_token"][0])
-        for unit in ("input_token", "request"):
+        for unit in ("input_token", "token", "request"):
             if (values := found[unit][0]) is not None:
                 values["gross_half_width_j"] = max(values["gross_half_width_j"], rel * values["gross_j"])
     return found

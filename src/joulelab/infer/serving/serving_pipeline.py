@@ -25,7 +25,7 @@ from joulelab.errors import JoulelabError
 from joulelab.infer.generation.engine_process import CHILD_ENGINES, SERVED_NAME, start_engine
 from joulelab.infer.generation.server import locate_server, unmetered_gpus
 from joulelab.infer.serving.client_load import LoadRunner, LoadWindow, StreamingClient
-from joulelab.infer.serving.config import ServingSpec, api_key, gpus_of
+from joulelab.infer.serving.config import ServingSpec, api_key, gpus_of, unattributed_gpus
 from joulelab.infer.serving.load_summary import load_values
 from joulelab.runs.context import RunContext
 from joulelab.runs.measure.program import kill_group, start_guard
@@ -101,6 +101,8 @@ def _record_rows(run: RunContext, spec: ServingSpec, server: MeasuredServer, loa
             run.warn(f"{load.level.text}: the server does not keep up with this rate, so the row is not steady")
         elif not values["steady"]:
             run.warn(f"{load.level.text}: throughput was still changing, so the row is not steady; raise --max-time")
+        if values["failed"]:
+            run.warn(f"{load.level.text}: {values['notes'][-1]}")
         values |= {
             "server": spec.server or f"engine {spec.engine}",
             "model": spec.model or server.model,
@@ -136,6 +138,11 @@ def _running_server(run: RunContext, spec: ServingSpec) -> Iterator[MeasuredServ
     uuids = gpus_of(location.pids)
     if not gap and (unmetered := unmetered_gpus(location.pids, spec.meter_settings().gpus)):
         gap = f"the server computes on GPUs that are not metered here: {', '.join(unmetered)}; set energy.gpus"
+    if not gap and not uuids and (unknown := unattributed_gpus(location.pids)):
+        gap = (
+            f"a process that cannot be identified computes on GPU {', '.join(unknown)}, and it may be the server; run "
+            "joulelab in the container of the server and as its user"
+        )
     if gap:
         run.warn(f"energy per token is missing: {gap}. The stages' energy is that of this machine, the client.")
     else:
@@ -164,7 +171,7 @@ def _child_engine(run: RunContext, spec: ServingSpec) -> Iterator[MeasuredServer
             check=run.stop.check, report=lambda line: run.progress.advance(0, line[:_SHOWN_CHARACTERS]),
         )  # fmt: skip
     try:
-        device = "cuda" if gpus_of((engine.pid,)) else "cpu"
+        device = "cuda" if gpus_of((engine.pid,)) or unattributed_gpus((engine.pid,)) else "cpu"
         facts = {"engine": installation.identity, "device": device, "dtype": dtype, "context": context}
         yield MeasuredServer(engine.endpoint.base_url, SERVED_NAME, device, "", facts)
     finally:
