@@ -113,6 +113,31 @@ def test_a_pattern_leaves_parts_of_the_work_out_and_says_so(store_with_parts: Pa
     assert shown.exit_code == 0 and "Not in the comparison because incomplete: 2 runs." in shown.output
 
 
+def serving_run(made, name: str) -> RunRecord:
+    parts = [made.Part("serve.c1", 20.0, 300.0)]
+    return with_settings(made.make_record(name, 0, parts, measured=True), name, pipeline="serving")
+
+
+@pytest.mark.parametrize(
+    "names", [["made-load"], ["made-load", "made-burst"], ["made-load", "made-labels-only-*"], ["*"]]
+)
+def test_a_serving_run_is_refused_because_its_load_has_no_energy_ratio(made, tmp_path: Path, names) -> None:
+    for name in ("made-load", "made-burst"):
+        made.write_run(tmp_path, serving_run(made, name), True)
+    if "made-labels-only-*" in names:
+        made.write_run(tmp_path, made.labels_only(0, 790, measured=True), True)
+    error = compare_command(tmp_path, *names).exception
+    assert isinstance(error, UsageError) and error.exit_code == 2
+    assert "is a serving run" in str(error) and error.hint.startswith("its table: joulelab show made-")
+
+
+def test_a_pattern_leaves_serving_runs_out_and_says_so(made, store: Path) -> None:
+    made.write_run(store, serving_run(made, "made-labels-only-load"), True)
+    comparison = select(store, ["made-labels-only-*", "made-response-KD-*"]).comparison(store)
+    assert comparison.baseline == "labels only" and len(comparison.rows) == 2
+    assert [run.why for run in comparison.incomplete] == ["a serving run is no method"]
+
+
 def test_a_group_with_a_shard_among_its_members_compares_the_others(made, tmp_path: Path) -> None:
     records = made.demo_records(True)
     shard = records[0].model_copy(update={"spec": {**records[0].spec, "until": "teacher", "shard": "0/2"}})

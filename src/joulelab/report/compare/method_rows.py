@@ -280,8 +280,8 @@ def compare(
     `folders` has the directories of runs outside the store; `wanted` names the quality metric to compare.
     `include_repeated` counts work repeated after an interruption as part of the method.
     """
-    parts = parts_of_work(records)
-    done = [record for record in records if record.status == "done" and record.run_id not in parts]
+    others = not_methods(records)
+    done = [record for record in records if record.status == "done" and record.run_id not in others]
     measure = common_measure(done, wanted)
     if wanted is not None and measure is None:
         known = ", ".join(measure_names(done)) or "none"
@@ -306,12 +306,26 @@ def compare(
     )
 
 
-def parts_of_work(records: Sequence[RunRecord]) -> dict[str, str]:
-    """Id -> part, of runs that are no method because they did a part of the work for others: shards, and runs that
-    ended before there was a model. If all runs are of the latter kind, they are compared by energy."""
+def not_methods(records: Sequence[RunRecord]) -> dict[str, str]:
+    """Id -> reason, of runs that are no method: serving runs among others, and runs that did a part of the work for
+    others: shards, and runs that ended before there was a model. If all runs are of the last kind, they are compared
+    by energy."""
     parts = {record.run_id: record.part_of_work for record in records if record.part_of_work}
     alike = len(parts) == len(records)
-    return {run_id: part for run_id, part in parts.items() if part.startswith("shard ") or not alike}
+    found = {
+        run_id: f"part of the work of other runs: {part}"
+        for run_id, part in parts.items()
+        if part.startswith("shard ") or not alike
+    }
+    serving = [record.run_id for record in records if is_serving(record)]
+    if len(serving) < len(records):
+        found |= dict.fromkeys(serving, "a serving run is no method")
+    return found
+
+
+def is_serving(record: RunRecord) -> bool:
+    """Whether the run put a load on a server: its energy is that of a load whose length the user chose."""
+    return record.spec.get("pipeline") == "serving"
 
 
 def compared_runs(
@@ -362,11 +376,11 @@ def seed_of(record: RunRecord) -> int:
 
 
 def _incomplete(group: GroupRecord, records: Sequence[RunRecord]) -> tuple[IncompleteRun, ...]:
-    parts = parts_of_work(records)
+    others = not_methods(records)
     found = [
-        IncompleteRun(record.run_id, record.label, seed_of(record), _why_incomplete(record), record.best_energy)
+        IncompleteRun(record.run_id, record.label, seed_of(record), _why_incomplete(record, others), record.best_energy)
         for record in records
-        if record.status != "done" or record.run_id in parts
+        if record.status != "done" or record.run_id in others
     ]
     started = {record.run_id for record in records}
     absent = [member for member in group.members if member.run_id is None or member.run_id not in started]
@@ -375,9 +389,9 @@ def _incomplete(group: GroupRecord, records: Sequence[RunRecord]) -> tuple[Incom
     return tuple(found)
 
 
-def _why_incomplete(record: RunRecord) -> str:
+def _why_incomplete(record: RunRecord, others: Mapping[str, str]) -> str:
     if record.status == "done":
-        return f"part of the work of other runs: {record.part_of_work}"
+        return others[record.run_id]
     return f"{record.status}: {record.error.message}" if record.error else record.status
 
 
@@ -404,14 +418,23 @@ class Selection:
     """Ids of the runs that were named one by one, not by a pattern or their group."""
 
     def comparison(self, store: Path, wanted: str | None = None, include_repeated: bool = False) -> Comparison:
-        """A run that is a part of the work of others is listed as not compared; it is refused if it was named, or if
-        there is nothing else."""
-        parts = parts_of_work(self.records)
-        nothing_else = self.group.group_id == AD_HOC and len(parts) == len(self.records)
-        for run_id, part in parts.items():
-            if run_id in self.named or nothing_else:
+        """A run that is no method is listed as not compared; it is refused if it was named, or if there is nothing
+        else."""
+        others = not_methods(self.records)
+        nothing_else = self.group.group_id == AD_HOC and len(others) == len(self.records)
+        only_serving = all(map(is_serving, self.records))
+        for record in self.records:
+            refused = record.run_id in others and (record.run_id in self.named or nothing_else)
+            if is_serving(record) and (refused or only_serving):
                 raise UsageError(
-                    f"{run_id} is a part of the work of other runs ({part}); expected runs that trained a model",
+                    f"{record.run_id} is a serving run: its energy is that of a load whose length was chosen, so a "
+                    "ratio to other runs has no meaning; expected runs that trained or evaluated a model",
+                    f"its table: joulelab show {record.run_id}",
+                )
+            if refused:
+                raise UsageError(
+                    f"{record.run_id} is a part of the work of other runs ({record.part_of_work}); expected runs that "
+                    "trained a model",
                     "name the runs that used it: their energy includes it",
                 )
         return compare(self.group, self.records, store, self.folders, wanted, include_repeated)
@@ -449,9 +472,9 @@ def _whole_group(folder: Path) -> Selection:
 def _ad_hoc_group(
     loaded: Sequence[tuple[RunRecord, Path]], groups: Sequence[GroupRecord], place: Path | None
 ) -> Selection:
-    parts = parts_of_work([record for record, _ in loaded])
-    others = [record for record, _ in loaded if record.run_id in parts]
-    compared = _with_distinct_labels([record for record, _ in loaded if record.run_id not in parts]) or others
+    no_methods = not_methods([record for record, _ in loaded])
+    others = [record for record, _ in loaded if record.run_id in no_methods]
+    compared = _with_distinct_labels([record for record, _ in loaded if record.run_id not in no_methods]) or others
     labels = list(dict.fromkeys(record.label for record in compared))
     known = [group.baseline for group in groups if group.baseline in labels]
     members = [
