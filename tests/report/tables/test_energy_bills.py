@@ -15,8 +15,8 @@ from joulelab.meter.figures import missing
 from joulelab.meter.importers import emissions_csv
 from joulelab.report.energy_sums import run_energy
 from joulelab.report.export import codecarbon_csv, training_type, write_model_cards
-from joulelab.report.tables.bill_tables import find_bill, run_bill
-from joulelab.runs.artifacts import Bill, external, read_bill, write_bill
+from joulelab.report.tables.bill_tables import find_bill, run_bill, tree_grid
+from joulelab.runs.artifacts import Bill, external, read_bill, unmetered, write_bill
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import EnergyByComponent
 from joulelab.runs.store import load_record
@@ -65,6 +65,45 @@ def test_a_run_that_no_one_measured_reports_it_once_and_in_one_word(made, tmp_pa
     output_text = ask(tmp_path, "made-KD")
     assert "Energy of made-KD-20260301T100000Z-0000: missing." in output_text and "(missing)" not in output_text
     assert output_text.count("missing, as above") == len(stages) - 1
+
+
+def long_bill(made, store: Path) -> str:
+    """Twelve small stages, then a large one; and a large ancestor below a small one, which comes last in the tree."""
+    weights, data, teacher, _ = made.teacher_lineage(True)
+    data = data.model_copy(update={"parents": (teacher.key,)})
+    teacher = teacher.model_copy(update={"parents": (weights.key,)})
+    parts = [made.Part(f"stage-{number}", 1.0, float(number)) for number in range(1, 13)]
+    parts.append(made.Part("student.train", 9.0, 500.0))
+    record = made.make_record("KD", 0, parts, measured=True, lineage=(weights, data, teacher))
+    made.write_run(store, record, True)
+    return record.run_id
+
+
+def test_a_screen_hides_the_smallest_rows_of_a_long_bill_and_states_their_energy(made, tmp_path: Path) -> None:
+    """1 + ... + 5 J of small stages are hidden, and the weights of unknown energy; the large ancestor stays."""
+    grid = tree_grid(find_bill(tmp_path, long_bill(made, tmp_path)))
+    cells = {row[0].replace("\u00a0", "").removeprefix("└ "): row[3] for row in grid.rows}
+    assert len(grid.rows) == 12 and {"student.train", "teacher", "tokenized-reviews", "stage-12"} <= set(cells)
+    assert "stage-5" not in cells and cells["6 smaller rows"].startswith("15.0 J")
+    *joules, sum_kj = [float(text.split()[0]) for text in cells.values()]
+    assert sum(joules) == pytest.approx(1000 * sum_kj, rel=0.001)
+
+
+@pytest.mark.parametrize("columns", ["80", "140"])
+def test_what_is_printed_of_a_long_bill_adds_up_and_all_of_it_is_in_v(made, tmp_path: Path, columns) -> None:
+    name = long_bill(made, tmp_path)
+    words = ["bill", name, "--runs-dir", str(tmp_path)]
+    brief, full = (CliRunner().invoke(app, [*words, *more], env={"COLUMNS": columns}).output for more in ([], ["-v"]))
+    assert "smaller rows" in brief and "└ teacher" in brief and "more row" not in brief
+    assert "smaller row" not in full and all(f"stage-{number} " in full for number in range(1, 13))
+
+
+def test_a_lower_bound_names_what_was_not_metered(made, tmp_path: Path) -> None:
+    unseen = unmetered("teacher.generate on http://far:8000/v1", "key", "far is no address of this machine").artifact
+    made.write_run(
+        tmp_path, made.make_record("KD", 0, made.student_parts(131.0), measured=True, lineage=(unseen,)), True
+    )
+    assert "Lower bound, because this was not metered: teacher.generate on http://far:8000/v1." in ask(tmp_path, "last")
 
 
 def test_students_share_the_teacher_and_nothing_else(store: Path) -> None:

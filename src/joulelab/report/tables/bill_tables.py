@@ -26,6 +26,7 @@ from joulelab.runs.groups import GroupRecord, group_records
 from joulelab.runs.paths import GroupPaths
 from joulelab.runs.record import EnergyByComponent, RunRecord, program_energy
 from joulelab.runs.store import find_folder, load_record, with_recorded_energy
+from joulelab.units import plural
 
 COMPONENTS = tuple(EnergyByComponent.model_fields)
 
@@ -168,7 +169,7 @@ def bill_markdown(bill: EnergyBill, co2e: Co2e | None = None) -> str:
 
 
 def bill_grids(bill: EnergyBill) -> tuple[Grid, ...]:
-    return tree_grid(bill), component_grid(bill)
+    return tree_grid(bill, most_rows=None), component_grid(bill)
 
 
 def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
@@ -194,7 +195,7 @@ def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
     if bill.mixed:
         texts.append("The sum adds estimates to measurements.")
     if bill.unmetered:
-        texts.append(f"Lower bound: not metered: {listed(list(bill.unmetered))}.")
+        texts.append(f"Lower bound, because this was not metered: {listed(list(bill.unmetered))}.")
     made_elsewhere = [name for name in bill.unknown if name not in bill.unmetered]
     if made_elsewhere:
         texts.append(f"Not included (energy unknown): {listed(made_elsewhere)}.")
@@ -214,12 +215,31 @@ def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
     return texts
 
 
-def tree_grid(bill: EnergyBill) -> Grid:
-    """Ancestors below what used them; repeated ones are listed without their energy."""
+_SCREEN_ROWS = 12
+"""Rows of a bill on a screen, its sum included."""
+
+
+@dataclass(frozen=True)
+class _TreeRow:
+    cells: tuple[str, ...]
+    depth: int
+    line: BillLine | None
+    """None where it was counted above."""
+
+    @property
+    def energy_j(self) -> float:
+        return (self.line.figure.energy_j if self.line else None) or 0.0
+
+
+def tree_grid(bill: EnergyBill, most_rows: int | None = _SCREEN_ROWS) -> Grid:
+    """Ancestors below what used them; repeated ones are listed without their energy. Of more than `most_rows` rows, the
+    smallest are joined in one, so that the rows add up to the sum."""
     by_key = {line.key: line for line in bill.inherited}
     met: set[str] = set()
     shares = bill.students > 1 and bill.has_teacher
-    rows = [_row(bill, line, "", "own, shared" if shares and line.shared else "own") for line in bill.own]
+    tree = [
+        _TreeRow(_row(bill, line, "", "own, shared" if shares and line.shared else "own"), 0, line) for line in bill.own
+    ]
 
     def add(key: str, depth: int) -> None:
         line = by_key.get(key)
@@ -227,10 +247,11 @@ def tree_grid(bill: EnergyBill) -> Grid:
             return
         indent = "\u00a0\u00a0" * depth + "└ "  # plain spaces would be lost in Markdown
         if key in met:
-            rows.append((f"{indent}{line.name}", "counted above", line.made_by, NOTHING, NOTHING, NOTHING))
+            above = (f"{indent}{line.name}", "counted above", line.made_by, NOTHING, NOTHING, NOTHING)
+            tree.append(_TreeRow(above, depth, None))
             return
         met.add(key)
-        rows.append(_row(bill, line, indent, "shared" if line.shared else "inherited"))
+        tree.append(_TreeRow(_row(bill, line, indent, "shared" if line.shared else "inherited"), depth, line))
         for parent in line.parents:
             add(parent, depth + 1)
 
@@ -239,7 +260,10 @@ def tree_grid(bill: EnergyBill) -> Grid:
     for key in by_key:  # ancestors without a path from the roots, as in old bills
         if key not in met:
             add(key, 0)
-    rows = _reasons_once(rows)
+    shown, joined = _largest(tree, most_rows)
+    rows = _reasons_once([row.cells for row in shown])
+    if joined:
+        rows.append(_joined_row(bill, joined))
     rows.append(
         ("sum", "", "", amount_text(_unshared(bill)), amount_text(bill.whole), method_text(bill.whole, bill.mixed))
     )
@@ -251,6 +275,31 @@ def tree_grid(bill: EnergyBill) -> Grid:
     if bill.students == 1 or not bill.has_teacher:
         return without_column(make_grid("Energy by source", titles, rows, note), "Share")  # it is the whole
     return make_grid("Energy by source", titles, rows, note)
+
+
+def _largest(tree: Sequence[_TreeRow], most_rows: int | None) -> tuple[list[_TreeRow], list[_TreeRow]]:
+    """The rows to show, in their order, and the others. A row stays as long as one below it in the tree does."""
+    shown, others = list(tree), []
+    if most_rows is None or len(tree) < most_rows:
+        return shown, others
+    while len(shown) > most_rows - 2:  # the sum and the row of the others
+        depths = [row.depth for row in shown[1:]] + [0]
+        leaves = [row for row, below in zip(shown, depths, strict=True) if below <= row.depth]
+        smallest = min(leaves, key=lambda row: row.energy_j)
+        shown.remove(smallest)
+        others.append(smallest)
+    return shown, others
+
+
+def _joined_row(bill: EnergyBill, rows: Sequence[_TreeRow]) -> tuple[str, ...]:
+    lines = [row.line for row in rows if row.line]
+    whole, share = (
+        _sum(figures) for figures in ([line.figure for line in lines], [bill.share(line) for line in lines])
+    )
+    method = method_text(whole, mixes_methods(line.figure for line in lines)) if whole.energy_j is not None else NOTHING
+    unknown = sum(line.figure.energy_j is None for line in lines)
+    title = plural(len(rows), "smaller row")
+    return title, f"{unknown} of them missing" if unknown else "", "", amount_text(whole), amount_text(share), method
 
 
 def _reasons_once(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
