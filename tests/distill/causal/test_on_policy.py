@@ -161,12 +161,22 @@ def test_generation_and_scoring_have_stages_of_their_own(finished):
     results = record.results
     assert stages["student.generate"].tokens == results["student.generate.generated_tokens"].value > 0
     assert stages["student.generate"].samples == results["student.generate.completions"].value
-    # every scored row is trained on, the steps after the budget's end excepted
-    trained = stages["student.train"].tokens + stages["student.train.setup"].tokens
-    assert trained <= stages["teacher.score"].tokens < trained + 2 * 4 * 64
+    assert stages["teacher.score"].tokens == trained_tokens(record)
     assert set(read_bill(paths.artifacts / "final_model").artifact.stages) >= {"student.generate", "teacher.score"}
     assert any("synchronized every 2 steps" in note.text for note in record.validity.notes)
     assert not (paths.checkpoints / "student.generate").exists()
+
+
+def trained_tokens(record):
+    return record.stage("student.train").tokens + record.stage("student.train.setup").tokens
+
+
+def test_the_teacher_scores_nothing_beyond_the_end_of_the_budget(lab, finished):
+    """The training ends in the middle of its only round."""
+    store = finished["on-policy"][1].folder.parent
+    record, _ = lab.run(store, "on-policy", on_policy={"sync_every": 40}, generation=SHORT, label="one round")
+    assert len(record.stage("teacher.score").segments) == 1
+    assert record.stage("teacher.score").tokens == trained_tokens(record)
 
 
 class Observed:

@@ -275,7 +275,8 @@ class Rollouts:
         numbers = [position.drawn + self._ranks.rank + self._ranks.world * place for place in range(left)]
         own = [at for at in numbers if self._others is None or self._is_students(at)]
         written = self._completions(number, own)
-        batches = {at: self._packed(written[at]) if at in written else self._other_batch(at) for at in numbers}
+        every_batch = {at: self._packed(written[at]) if at in written else self._other_batch(at) for at in numbers}
+        batches = self._trained_on(every_batch, position)
         log_mu = self._sampled_with(number, batches) if isinstance(self._teacher, ServerTeacher) else {}
         # The student's generation uses its budget; the teacher's work does so only if the settings say so.
         with nullcontext() if self._context.spec.budget.counts_teacher else paused():
@@ -283,6 +284,17 @@ class Rollouts:
         if self._ranks.is_first:
             write_json(self._totals_file(number), dict(self._totals))
         self._report()
+
+    def _trained_on(self, batches: Mapping[int, CausalBatch], position: Position) -> dict[int, CausalBatch]:
+        """Those before the end of the budget: the last round may have more, which the teacher need not score."""
+        limit, per_step = self._config.max_tokens, self._config.accumulate
+        if limit is None:
+            return dict(batches)
+        numbers = list(batches)
+        steps = [numbers[begin : begin + per_step] for begin in range(0, len(numbers), per_step)]
+        tokens = self._ranks.sum([float(sum(batches[at].tokens for at in step)) for step in steps])
+        before = position.tokens + np.cumsum([0.0, *tokens[:-1]])
+        return {at: batches[at] for step, so_far in zip(steps, before, strict=True) if so_far < limit for at in step}
 
     def _restore(self, last: int) -> None:
         """Counts of earlier attempts up to round `last`. Later rounds were after the checkpoint: the training is
