@@ -76,6 +76,21 @@ def test_prompts_of_a_batch_of_rows_equal_those_of_one_row_at_a_time(monkeypatch
     assert len(found) == wanted or wanted == 100
 
 
+def test_prompts_that_are_all_too_long_are_refused_with_the_length_of_the_shortest(monkeypatch):
+    rows = [TURN, [{"role": "user", "content": "w8 " * 20}]]
+    monkeypatch.setattr(teacher, "_rows_with_prompts", lambda context, left_out: iter(rows))
+    spec = SimpleNamespace(
+        generation=Generation(prompts=3, prompt_tokens=2), data=SimpleNamespace(source="chats.jsonl")
+    )
+    tokenizer = make_tokenizer()
+    with pytest.raises(ConfigError) as refused:
+        teacher._find_prompts(SimpleNamespace(tokenizer=tokenizer, spec=spec))
+    length = len(encode_prompt(tokenizer, TURN[:1]))
+    assert refused.value.message == (
+        f"no prompt of chats.jsonl has 2 tokens or fewer; the shortest has {length}, its chat template included"
+    )
+
+
 def test_no_row_is_read_after_the_one_that_completes_the_prompts(monkeypatch):
     read = []
 

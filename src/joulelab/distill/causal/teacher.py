@@ -6,6 +6,7 @@ Both are sharded work of the runner: an interrupted run resumes it, and several 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -172,14 +173,17 @@ def _find_prompts(context: CausalContext) -> list[tuple[Prompt, str | None]]:
     generation = context.spec.generation
     prompts: dict[str, tuple[Prompt, str | None]] = {}
     left_out: Counter[str] = Counter()
-    rows = _rows_with_prompts(context, left_out)
+    rows, shortest = _rows_with_prompts(context, left_out), math.inf
     # As many rows as prompts are missing, so that no row is read after the one that completes them.
     while some := list(itertools.islice(rows, min(_ROWS_AT_ONCE, generation.prompts - len(prompts)))):
-        for prompt, expected in _prompts_of(context, some):
-            prompts.setdefault(str(prompt), (prompt, expected))
+        for prompt, expected, length in _prompts_of(context, some):
+            shortest = min(shortest, length)
+            if length <= generation.longest_prompt:
+                prompts.setdefault(str(prompt), (prompt, expected))
     if not prompts:
+        found = f"; the shortest has {shortest:,}, its chat template included" if shortest < math.inf else ""
         raise ConfigError(
-            f"no prompt of {prompt_source(context.spec)} has {generation.prompt_tokens} tokens or fewer",
+            f"no prompt of {prompt_source(context.spec)} has {generation.longest_prompt} tokens or fewer{found}",
             "raise generation.prompt_tokens",
         )
     for why, count in left_out.items():
@@ -211,8 +215,8 @@ def _rows_with_prompts(context: CausalContext, left_out: Counter[str]) -> Iterat
             yield row
 
 
-def _prompts_of(context: CausalContext, rows: Sequence[Row]) -> list[tuple[Prompt, str | None]]:
-    """The prompts of these rows that are short enough, in order, each with the data's own answer."""
+def _prompts_of(context: CausalContext, rows: Sequence[Row]) -> list[tuple[Prompt, str | None, int]]:
+    """The prompts of these rows, in order, each with the data's own answer and its length in tokens."""
     generation, tokenizer = context.spec.generation, context.tokenizer
     first = _first_ids(tokenizer, [row for row in rows if isinstance(row, str)], generation.prompt_tokens)
     starts = iter(tokenizer.batch_decode(first, skip_special_tokens=True))
@@ -229,7 +233,7 @@ def _prompts_of(context: CausalContext, rows: Sequence[Row]) -> list[tuple[Promp
     if generation.chain_of_thought:
         found = [(with_chain_of_thought(prompt), expected) for prompt, expected in found]
     encoded = encode_prompts(tokenizer, [prompt for prompt, _ in found])
-    return [one for one, ids in zip(found, encoded, strict=True) if 0 < len(ids) <= generation.longest_prompt]
+    return [(*one, len(ids)) for one, ids in zip(found, encoded, strict=True) if ids]
 
 
 def _first_ids(tokenizer: Any, texts: Sequence[str], count: int) -> list[list[int]]:
