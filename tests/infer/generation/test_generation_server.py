@@ -135,7 +135,7 @@ class Canned:
             def send(self, status, value):
                 self.send_response(status)
                 self.end_headers()
-                self.wfile.write(json.dumps(value).encode())
+                self.wfile.write(value.encode() if isinstance(value, str) else json.dumps(value).encode())
 
             def log_message(self, *arguments):
                 pass
@@ -273,6 +273,39 @@ def test_a_key_goes_along_where_there_is_one():
 def test_a_reply_that_is_no_answer_is_refused_in_the_words_of_the_protocol(found, lacking):
     with Canned((200, found)) as server, pytest.raises(JoulelabError, match=f"the server's reply has no {lacking}"):
         server.ask()
+
+
+PAGE = """<!DOCTYPE html><html><head><style>body { color: red }</style></head>
+<body><h1>Fish &amp; chips</h1>
+<p>Open daily.</p></body></html>"""
+
+
+@pytest.mark.parametrize(
+    ("status", "value", "text"),
+    [
+        (200, PAGE, "did not reply with JSON: Fish & chips Open daily."),
+        (200, "", "did not reply with JSON: Expecting value"),
+        (501, PAGE, "replied with a web page: HTTP 501: Fish & chips Open daily."),
+        (404, PAGE, "replied with a web page: HTTP 404: Fish & chips Open daily."),
+    ],
+)
+def test_the_address_of_a_website_is_a_mistake_of_the_user(status, value, text):
+    with Canned((status, value)) as server, pytest.raises(UsageError) as refused:
+        server.ask()
+    assert text in refused.value.message and "<" not in refused.value.message
+    assert "OpenAI-compatible" in refused.value.hint
+
+
+@pytest.mark.parametrize(("status", "refused"), [(200, True), (404, False)])
+def test_a_website_is_refused_before_any_work_but_not_a_server_without_a_list_of_models(status, refused, monkeypatch):
+    with Canned() as server:
+        handler = server.server.RequestHandlerClass
+        monkeypatch.setattr(handler, "do_GET", lambda self: self.send(status, PAGE))
+        if refused:
+            with pytest.raises(UsageError, match="did not reply with JSON"):
+                server.endpoint.require_reachable()
+        else:
+            server.endpoint.require_reachable()
 
 
 def test_a_server_that_is_not_there_is_reported_before_any_work(served):

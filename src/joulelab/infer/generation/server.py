@@ -9,10 +9,12 @@ like a cheap teacher.
 from __future__ import annotations
 
 import hashlib
+import html
 import http.client
 import itertools
 import json
 import os
+import re
 import socket
 import threading
 import urllib.error
@@ -27,6 +29,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from joulelab.data.text import one_line
 from joulelab.errors import ConfigError, JoulelabError, UsageError
 from joulelab.infer.generation.completions import Completion, FinishReason, Prompt, as_messages, encode_prompts
 from joulelab.infer.generation.settings import GenerationSettings
@@ -159,9 +162,11 @@ class Endpoint:
 
     def require_reachable(self) -> None:
         """Check that a server is reachable, before hours of work. The list of models is not checked: some servers list
-        more, or fewer, than they serve."""
+        more, or fewer, than they serve, or have no list."""
         try:
             self.get("/models")
+        except _ErrorPage:
+            return
         except UsageError:
             raise
         except (_TemporaryFailure, JoulelabError):
@@ -199,16 +204,21 @@ class Endpoint:
             headers["Authorization"] = f"Bearer {self.api_key}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.base_url.rstrip("/") + path, data, headers)
+        reply = b""
         try:
             with self._opener().open(request, timeout=self.timeout_s) as response:
-                found = json.loads(response.read())
+                reply = response.read()
+            found = json.loads(reply)
         except urllib.error.HTTPError as error:
-            text = f"HTTP {error.code}: {error.read(2000).decode(errors='replace').strip()[:300]}"
+            page = error.read(_READ_OF_ERRORS).decode(errors="replace")
+            text = f"HTTP {error.code}: {_summary(page)}"
             if error.code in _RETRY_STATUS:
                 raise _TemporaryFailure(text) from error
             base = self.base_url.rstrip("/")
             if error.code == 404 and not base.endswith("/v1"):
                 raise UsageError(f"{base}{path} does not exist: HTTP 404", f"did you mean {base}/v1?") from error
+            if _is_web_page(page):
+                raise _ErrorPage(f"{base}{path} replied with a web page: {text}", _PROTOCOL_HINT) from error
             raise JoulelabError(
                 f"{self.base_url}{path} rejected a request: {text}",
                 "check the model name, the API key and the settings",
@@ -217,7 +227,8 @@ class Endpoint:
             cause = getattr(error, "reason", error)  # of a URLError, whose own text is `<urlopen error ...>`
             raise _Unreachable(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__) from error
         except ValueError as error:
-            raise JoulelabError(f"{self.base_url}{path} did not reply with JSON: {error}", _PROTOCOL_HINT) from error
+            text = _summary(reply[:_READ_OF_ERRORS].decode(errors="replace")) or str(error)
+            raise UsageError(f"{self.base_url}{path} did not reply with JSON: {text}", _PROTOCOL_HINT) from error
         if not isinstance(found, dict):
             raise JoulelabError(f"{self.base_url}{path} replied with {found!r:.100}", _PROTOCOL_HINT)
         return found
@@ -237,6 +248,24 @@ class _Unreachable(_TemporaryFailure):
     """No HTTP response."""
 
 
+class _ErrorPage(UsageError):
+    """A web page with an error status, of a proxy or of a server for something else."""
+
+
+def _is_web_page(text: str) -> bool:
+    return text.lstrip()[:9].lower().startswith(("<!doctype", "<html"))
+
+
+def _summary(reply: str) -> str:
+    """The text of a reply on one line, without the tags of a web page."""
+    if _is_web_page(reply):
+        reply = html.unescape(_TAGS.sub(" ", reply))
+    return one_line(reply)[:_SHOWN_OF_REPLIES]
+
+
+# Elements that are not displayed, with their content; an element that is cut off; all other tags.
+_TAGS = re.compile(r"<(script|style)\b.*?(</\1>|$)|<!--.*?(-->|$)|<[^>]*(>|$)", re.DOTALL | re.IGNORECASE)
+_READ_OF_ERRORS, _SHOWN_OF_REPLIES = 10_000, 200
 _PROTOCOL_HINT = "pass the address of an OpenAI-compatible server, ending in /v1"
 
 
