@@ -87,6 +87,7 @@ def test_a_folder_that_changed_since_is_unknown_and_the_run_reports_it(play, mod
     record = heir(play, copied)
     (teacher,) = record.inherited
     assert (teacher.made_by, teacher.energy["all"].method) == ("elsewhere", "missing")
+    assert f"changed since {model.parent.parent.name} made it" in teacher.energy["all"].reason
     assert any("changed since" in note.text for note in record.validity.notes)
 
 

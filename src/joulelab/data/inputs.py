@@ -5,7 +5,8 @@
 3. The bill of an artifact in the store with the same content: a copy without its bill.
 4. Otherwise the energy is `missing`: it was produced elsewhere.
 
-A folder whose files changed since its bill was written is another model; its bill does not count.
+A folder whose files changed since its bill was written is another model: its bill does not count, and its energy
+is `missing` for that reason.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def input_bill(run: RunContext, name: str, source: str, kind: str, role: StageRo
         commit = hub.commit_of(place, _repo_kind(kind))
         bill = external(source, kind, f"{place.name.partition('@')[0]}@{commit}", commit=commit)
     elif bill is None and place.path is not None:
-        bill = external(source, kind, f"{source}@{sources.content_hash(place.path)[:16]}")
+        identity = f"{source}@{sources.content_hash(place.path)[:16]}"
+        changed = None if place.kind == "sample" else _changed_artifact(place.path.absolute())
+        bill = external(source, kind, identity) if changed is None else external(source, kind, identity, reason=changed)
     assert bill is not None
     return run.record_input(name, with_use(bill, role))
 
@@ -88,6 +91,25 @@ _Found = tuple[Path, Bill]
 
 def _bill_in_folder(path: Path, warn: Callable[[str], None]) -> _Found | None:
     """The bill of the innermost artifact folder that `path` is, or is a listed part of."""
+    found = _listed_in_folder(path, warn)
+    damage = find_damage(found[0]) if found else None
+    if found is None or damage is None:
+        return found
+    folder = found[0]
+    warn(f"{folder} has an energy bill, but its files changed since it was written ({damage}): its energy is unknown")
+    return None
+
+
+def _changed_artifact(path: Path) -> str | None:
+    """Why the energy of a folder that a run made is unknown although it has a bill; None for anything else."""
+    found = _listed_in_folder(path, lambda text: None)
+    if found is None or (damage := find_damage(found[0])) is None:
+        return None
+    return f"its files changed since {found[1].artifact.made_by} made it ({damage}); its energy is unknown"
+
+
+def _listed_in_folder(path: Path, warn: Callable[[str], None]) -> _Found | None:
+    """The same, whether or not its files changed."""
     for folder in (path, *path.parents) if path.is_dir() else path.parents:
         if (folder / BILL).is_file():
             break
@@ -98,13 +120,7 @@ def _bill_in_folder(path: Path, warn: Callable[[str], None]) -> _Found | None:
     bill = read_bill(folder)
     if bill is None:
         warn(f"{folder / BILL} is not a valid energy bill: the energy of {path} is unknown")
-    if bill is None or not _is_part(path, folder):
-        return None
-    damage = find_damage(folder)
-    if damage is None:
-        return folder, bill
-    warn(f"{folder} has an energy bill, but its files changed since it was written ({damage}): its energy is unknown")
-    return None
+    return None if bill is None or not _is_part(path, folder) else (folder, bill)
 
 
 def _is_part(path: Path, folder: Path) -> bool:

@@ -116,10 +116,17 @@ def code_version() -> str:
     return f"{joulelab.__version__}+{digest.hexdigest()[:12]}"
 
 
-def external(name: str, kind: str, identity: str, commit: str | None = None) -> Bill:
-    """The bill of something made elsewhere: its energy is unknown and recorded as missing. `commit`: on the hub."""
-    reason = missing("made elsewhere; its energy was not measured here")
-    artifact = Ancestor(key=f"external:{identity}", name=name, kind=kind, made_by=ELSEWHERE, energy={"all": reason})
+def external(
+    name: str,
+    kind: str,
+    identity: str,
+    commit: str | None = None,
+    reason: str = "made elsewhere; its energy was not measured here",
+) -> Bill:
+    """The bill of something made elsewhere, or changed after a run made it: its energy is unknown and recorded as
+    missing for this reason. `commit`: on the hub."""
+    unknown = {"all": missing(reason)}
+    artifact = Ancestor(key=f"external:{identity}", name=name, kind=kind, made_by=ELSEWHERE, energy=unknown)
     inputs = {"name": name} if commit is None else {"name": name, "commit": commit}
     return Bill(artifact=artifact, made_at=clock.iso(clock.now().wall_s), code_version="", inputs=inputs)
 
