@@ -43,6 +43,18 @@ def test_a_quantized_model_computes_nearly_the_same_from_fewer_bytes(kind):
     assert quantize(model, kind) is model, "a second call has no effect"
 
 
+def test_an_optional_kernel_that_is_not_there_is_no_failure(tmp_path, monkeypatch, caplog):
+    """bitsandbytes warns about it when it is imported on some CPUs."""
+    warning = 'import logging\nlogging.getLogger("bitsandbytes.backends.cpu.ops").warning("Failed to load a kernel")\n'
+    (tmp_path / "bitsandbytes.py").write_text(warning)
+    monkeypatch.delitem(sys.modules, "bitsandbytes", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    caplog.set_level("WARNING", logger="bitsandbytes")  # an earlier test has raised it
+    quantize(torch.nn.Sequential(), "nf4")
+    monkeypatch.delitem(sys.modules, "bitsandbytes")
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
 def test_formats_without_a_cpu_kernel_are_refused_on_a_cpu(kind, monkeypatch):
     monkeypatch.setattr(lookup, "require_packages", lambda *names: None)

@@ -76,10 +76,11 @@ def _linear_layers(model: Any) -> list[tuple[Any, str, Any]]:
 
 
 def _replace_by_bitsandbytes(model: Any, kind: str) -> None:
+    # Before the import, which on a CPU warns that an optional kernel could not be downloaded; later bitsandbytes would
+    # warn in every product that LLM.int8() quantizes from float16.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import bitsandbytes as bnb
 
-    # It would warn in every product that LLM.int8() quantizes from float16.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     for parent, name, old in _linear_layers(model):
         device, has_bias = old.weight.device, old.bias is not None
         if kind == "nf4" and device.type == "cpu" and (old.out_features % _CPU_ROWS or old.in_features % _NF4_BLOCK):
