@@ -1,6 +1,7 @@
 """`joulelab evaluate`: a metered run for any language model, a stage for each task, items kept for paired tests."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "distill" / "causal"))  # for tiny_llama.py
 from tiny_llama import WORDS, make_model, make_tokenizer, write_teacher
 
+from joulelab import lookup
 from joulelab.evaluate import evaluate_pipeline, harness
 from joulelab.evaluate.config import EvaluateSpec
 from joulelab.runs.store import load_record
@@ -132,25 +134,84 @@ def test_a_gpu_evaluates_in_bf16_unless_told_otherwise(models, monkeypatch, prec
         (["--task-folder", "."], "nothing to evaluate"),
         (["--data", "bad.jsonl"], "bad.jsonl"),
         (["--data", "questions.jsonl", "--precision", "int3"], "precision"),
+        (["--data", "questions.jsonl", "--max-new-tokens", "100000"], "100000 new ones do not fit into the model's"),
+        (["--data", "questions.jsonl", "rubric=hello"], "rubric has no effect without judge"),
+        (["--data", "questions.jsonl", "--grader", "math-verify", "--judge", "sample:smollm2"], "grader has no effect"),
+        (["--data", "bench.jsonl", "--judge", "nosuch"], "unknown model 'nosuch'"),
+        (["--data", "bench.jsonl", "--judge", "x", "--judge-server", "http://127.0.0.1:9/v1"], "no server answers"),
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(models, joulelab, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     Path("bad.jsonl").write_text('{"question": "no prompt"}\n')
     Path("questions.jsonl").write_text('{"prompt": "w1", "answer": "w2"}\n')
+    Path("bench.jsonl").write_text('{"prompt": "w1"}\n')
     code, out, err = joulelab("evaluate", models / "random", *words, *METER)
     assert code == 2, out + err
     assert message in err and "Traceback" not in err
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize(("name", "message"), [("empty", "has neither config.json nor"), ("log.csv", "is not a model")])
+def _cut_weights(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-500])
+
+
+def _change_config(**changes):
+    def change(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changes))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_cut_weights, "model.safetensors is corrupted"),
+        (lambda folder: (folder / "config.json").write_text("{bad"), "config.json is not valid JSON"),
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (_change_config(model_type="nosuch"), "model type `nosuch`"),
+        (_change_config(architectures=["BertModel"]), "is not a causal language model (BertModel)"),
+    ],
+)
+@pytest.mark.parametrize("role", ["model", "judge"])
+def test_a_model_that_cannot_be_evaluated_is_refused_without_a_run(models, joulelab, tmp_path, spoil, message, role):
+    spoiled = shutil.copytree(models / "random", tmp_path / "spoiled")
+    spoil(spoiled)
+    (tmp_path / "bench.jsonl").write_text('{"prompt": "w1"}\n')
+    model, judge = (spoiled, models / "counts") if role == "model" else (models / "counts", spoiled)
+    code, _, err = joulelab("evaluate", model, "--data", tmp_path / "bench.jsonl", "--judge", judge, *METER)
+    assert code == 2 and message in err and "problems were found" not in err, err
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("empty", "has no config.json"), ("log.csv", "is not a model"), ("nosuch", "unknown model 'nosuch'")],
+)
 def test_what_is_no_model_is_refused_before_anything_starts(joulelab, tmp_path, name, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "log.csv").write_text("a,b\n")
-    code, _, err = joulelab("evaluate", tmp_path / name, "--data", "sample:reviews", "--runs-dir", tmp_path / "runs")
-    assert code != 0 and message in err
+    path = name if name == "nosuch" else tmp_path / name
+    code, _, err = joulelab("evaluate", path, "--data", "sample:reviews", "--runs-dir", tmp_path / "runs")
+    assert code == 2 and message in err and "problems were found" not in err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.samples
+def test_an_encoder_is_not_evaluated_with_a_random_head(joulelab, tmp_path):
+    code, _, err = joulelab("evaluate", "sample:minilm", "--data", "sample:reviews", *METER)
+    assert code == 2 and "sample:minilm is not a causal language model (BertModel)" in err, err
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("words", [["--tasks", "gsm8k"], ["--data", "nofile.jsonl"]])
+def test_a_problem_that_two_checks_find_is_reported_once(models, joulelab, words):
+    if words[0] == "--tasks" and not lookup.absent_packages("lm_eval"):
+        pytest.skip("lm_eval is installed")
+    code, _, err = joulelab("evaluate", models / "random", *words, *METER)
+    assert code == 2 and "problems were found" not in err, err
 
 
 def test_a_quantized_model_is_evaluated(models, joulelab, tmp_path):
@@ -206,8 +267,10 @@ def test_a_judge_grades_every_turn_as_in_mt_bench(models, joulelab, tmp_path, sc
     (record,) = runs(tmp_path)
     stages = {stage.name: stage.activity for stage in record.stages if stage.role == "evaluation"}
     assert stages == {"evaluate.answers": "generate", "evaluate.judge": "judge"}
-    assert record.results["model.judge.grade"].value == pytest.approx((7 + 9 + 3) / 3)
-    assert record.results["model.judge.grade"].standard_error is not None
+    assert next(iter(record.results)) == "model.judge.grade", "the first result is the headline"
+    grade = record.results["model.judge.grade"]
+    assert (grade.value, grade.standard_error) == (pytest.approx(5.5), pytest.approx(2.5)), "8 and 3, item by item"
+    assert any("mean of 2 of 2 items" in note.text for note in record.validity.notes)
     assert record.results["model.judge.unjudged"].value == 1
     kept = json.loads((tmp_path / "store" / record.run_id / "artifacts/model-quality/judged.json").read_text())
     assert [item["verdicts"] for item in kept["items"]] == [[7.0, 9.0], [None, 3.0]]

@@ -214,3 +214,11 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     require_tasks(["counting"], tmp_path)
     with pytest.raises(NotFoundError, match="did you mean 'counting'"):
         _require_known(["countin"], ["counting", "gsm8k"])
+
+
+@pytest.mark.samples
+def test_without_a_limit_all_reviews_of_the_test_split_are_questions():
+    everything = read_questions("sample:reviews", None, chat=False)
+    assert len(everything) > len(read_questions("sample:reviews", 100, chat=False)) == 100
+    with pytest.raises(ConfigError, match=f"only {len(everything):,} of"):
+        read_questions("sample:reviews", len(everything) + 1, chat=False)

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from joulelab import lookup
 from joulelab.data import sources
 from joulelab.errors import ConfigError, NotFoundError
+from joulelab.infer.config import require_usable_model, require_weights
 from joulelab.runs import environment
 from joulelab.runs.spec import RunSpec
 from joulelab.zoo.quantization import Quantization, is_quantized, quantization_packages, require_quantization
@@ -91,21 +92,35 @@ class EvaluateSpec(RunSpec):
             raise ValueError("rubric is empty; describe what makes an answer good")
         return self
 
+    def _contradictions(self) -> tuple[tuple[bool, str], ...]:
+        changed = {
+            name for name in ("rubric", "grader") if getattr(self, name) != type(self).model_fields[name].default
+        }
+        return (
+            ("rubric" in changed and not self.judge, "rubric has no effect without judge; name the judge (--judge)"),
+            ("grader" in changed and not self.data, "grader has no effect without data; it compares answers to --data"),
+            ("grader" in changed and bool(self.judge), "grader has no effect with judge, which judges all answers"),
+        )
+
     @property
     def precision_here(self) -> str:
         if self.precision != "auto":
             return self.precision
         return "bf16" if environment.uses_gpu(self.device) else "fp32"
 
+    @property
+    def local_models(self) -> tuple[str, ...]:
+        """Models that this process loads: the model, and a judge that no server runs."""
+        return (self.model, self.judge) if self.judge and not self.judge_server else (self.model,)
+
     def checks(self) -> Iterator[Callable[[], object]]:
-        yield partial(_require_model, self.model)
-        if self.judge and not self.judge_server:
-            yield partial(_require_model, self.judge)
-        yield self._check_files
+        for model in self.local_models:
+            yield partial(require_model, model)
+        yield self.require_files
         if is_quantized(self.precision):
             yield lambda: require_quantization(self.precision, environment.uses_gpu(self.device))
 
-    def _check_files(self) -> None:
+    def require_files(self) -> None:
         if self.task_folder and not Path(self.task_folder).is_dir():
             raise ConfigError(f"{self.task_folder} is not a folder", "pass the folder with your task files")
         if self.data and not self.data.startswith(sources.SAMPLE_PREFIX) and not Path(self.data).is_file():
@@ -119,12 +134,12 @@ class EvaluateSpec(RunSpec):
         lookup.require_packages("this run", "torch", "transformers", *wanted)
 
 
-def _require_model(name: str) -> None:
+def require_model(name: str) -> None:
+    """Check that `name` is a causal language model, as far as its files say so."""
     path = sources.parse(name).path
-    if path is None or path.suffix.lower() == ".gguf":
-        return
-    if path.is_file() or (path.is_dir() and not (path / "config.json").exists() and not any(path.glob("*.gguf"))):
-        found = "is not a model" if path.is_file() else "has neither config.json nor a .gguf file"
+    if path is not None and path.is_file() and path.suffix.lower() != ".gguf":
         raise NotFoundError(
-            f"{path} {found}", "pass a model folder in Hugging Face format, a .gguf file, a hub id or a sample"
+            f"{path} is not a model", "pass a model folder in Hugging Face format, a .gguf file, a hub id or a sample"
         )
+    require_weights(name, name)
+    require_usable_model(name, generate=True)

@@ -5,37 +5,100 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from joulelab.data import sources
 from joulelab.data.inputs import input_bill, keep_recorded_commits
-from joulelab.evaluate.config import EvaluateSpec
+from joulelab.errors import ConfigError
+from joulelab.evaluate.config import EvaluateSpec, require_model
 from joulelab.evaluate.exact_answers import Question, grade_answers, graded_items, read_questions
 from joulelab.evaluate.harness import TaskFigure, harness_figures, import_harness, require_tasks
-from joulelab.evaluate.judged_answers import JUDGED, judged_answers, read_judged_prompts, report_judged
+from joulelab.evaluate.judged_answers import (
+    JUDGED,
+    judge_endpoint,
+    judged_answers,
+    next_prompt,
+    read_judged_prompts,
+    report_judged,
+)
+from joulelab.infer.config import max_positions, model_folder
+from joulelab.infer.generation.completions import Prompt, encode_prompts
+from joulelab.infer.generation.engine import require_positions
 from joulelab.infer.recipes import cast_model
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import Result
 from joulelab.train.devices import resolve_device
-from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer
+from joulelab.zoo.pretrained import import_transformers, load_causal_lm, load_pretrained, load_tokenizer
 
 ANSWERS, HARNESS, QUALITY = "answers.json", "harness.json", "model-quality"
-_ALL_QUESTIONS = 10**9
 
 
 def evaluate_checks(spec: EvaluateSpec) -> Iterator[Callable[[], object]]:
-    """What can be known of questions and tasks before the model is loaded."""
-    if spec.judge:
-        yield lambda: read_judged_prompts(Path(spec.data), spec.limit)
-    elif spec.data and not spec.data.startswith(sources.SAMPLE_PREFIX):
-        yield lambda: read_questions(spec.data, spec.limit or _ALL_QUESTIONS, chat=False)
+    """What can be known of models, questions and tasks before a model is loaded. A check that needs what another one
+    refuses raises the same error, which is reported once."""
+    for model in spec.local_models:
+        yield partial(_checked_tokenizer, model)
+    yield lambda: _template(spec, _checked_tokenizer(spec.model))
+    if spec.data:
+        yield partial(_check_prompts, spec)
+    if spec.judge_server:
+        yield judge_endpoint(spec).require_reachable
     if spec.tasks:
         yield lambda: require_tasks(spec.tasks, _task_folder(spec))
+
+
+def _checked_tokenizer(model: str) -> Any:
+    require_model(model)
+    folder = model_folder(model)
+    for file in sorted(folder.glob("model*.safetensors")) if folder else ():
+        _require_whole(file)
+    if folder:
+        load_pretrained(import_transformers().AutoConfig, model)  # refuses an architecture that it does not know
+    return load_tokenizer(model)
+
+
+def _require_whole(file: Path) -> None:
+    """Compare the header with the size of the file, without reading the weights."""
+    try:
+        with safe_open(file, "pt"):
+            return
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{file} is corrupted: {error}", "fetch or copy the model again") from error
+
+
+def _check_prompts(spec: EvaluateSpec) -> None:
+    """Whether the file can be read, and its prompts fit into the model with their answers."""
+    spec.require_files()
+    prompts = _prompts_to_answer(spec, chat=False)
+    if not prompts:
+        return
+    tokenizer = _checked_tokenizer(spec.model)
+    if _template(spec, tokenizer):
+        prompts = _prompts_to_answer(spec, chat=True)
+    longest = max(map(len, encode_prompts(tokenizer, prompts)))
+    limit = SimpleNamespace(max_position_embeddings=max_positions(spec.model))
+    require_positions(limit, longest, spec.max_new_tokens)
+
+
+def _prompts_to_answer(spec: EvaluateSpec, chat: bool) -> list[Prompt]:
+    """Prompts of `data` to which the model writes an answer; of conversations the first turns, because later prompts
+    contain answers."""
+    if spec.judge:
+        return [next_prompt(one, (), chat) for one in read_judged_prompts(Path(spec.data), spec.limit)]
+    return [one.prompt for one in _questions(spec, chat) if not one.choices]
+
+
+def _questions(spec: EvaluateSpec, chat: bool) -> list[Question]:
+    found = read_questions(spec.data, spec.limit, chat)
+    return [_as_chat(one) for one in found] if chat else found
 
 
 def run_evaluate(run: RunContext) -> None:
@@ -92,9 +155,7 @@ def _evaluate(
     if spec.judge:
         write_json(made / JUDGED, judged_answers(run, spec, model, tokenizer, chat, device))
     elif spec.data:
-        questions = [
-            _as_chat(one) if chat else one for one in read_questions(spec.data, spec.limit or _ALL_QUESTIONS, chat)
-        ]
+        questions = _questions(spec, chat)
         with run.stage("evaluate.data", len(questions), role="evaluation", activity="evaluate") as stage:
             answers = _graded(run, spec, model, tokenizer, questions, stage)
     for task in spec.tasks:
@@ -150,8 +211,6 @@ def _as_chat(question: Question) -> Question:
 
 
 def _template(spec: EvaluateSpec, tokenizer: Any) -> str | None:
-    from joulelab.errors import ConfigError
-
     template = getattr(tokenizer, "chat_template", None)
     if spec.chat_template == "on" and not template:
         raise ConfigError(f"{spec.model} has no chat template", "set chat_template=off, or name an instruction model")

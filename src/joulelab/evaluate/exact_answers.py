@@ -131,9 +131,9 @@ class Question:
     choices: tuple[str, ...] = ()
 
 
-def read_questions(source: str, limit: int, chat: bool) -> list[Question]:
+def read_questions(source: str, limit: int | None, chat: bool) -> list[Question]:
     """From a JSONL file with `prompt` (text or messages), `answer` and optional `choices`; or from sample:reviews, as
-    messages if the model has a chat template."""
+    messages if the model has a chat template. `limit=None`: all."""
     place = sources.parse(source)
     if place.kind == "sample" and place.name == "reviews":
         return review_questions(limit, chat)
@@ -145,9 +145,11 @@ def read_questions(source: str, limit: int, chat: bool) -> list[Question]:
     return questions
 
 
-def review_questions(limit: int, chat: bool) -> list[Question]:
-    """One-sentence reviews of the test split, which is never trained on."""
-    data = labeled_text.split(labeled_text.load("sample:reviews", "short"), 0, 0, limit).test
+def review_questions(limit: int | None, chat: bool) -> list[Question]:
+    """One-sentence reviews of the test split, which is never trained on; of both classes alike unless it is all."""
+    reviews = labeled_text.load("sample:reviews", "short")
+    size = len(labeled_text.rows_by_split(reviews)["test"]) if limit is None else limit
+    data = labeled_text.split(reviews, 0, 0, size, balanced=limit is not None).test
     choices = ("negative", "positive") if chat else (" negative", " positive")
     return [
         Question(_review_prompt(POLARITY.format(text=text), chat), choices[label], choices)

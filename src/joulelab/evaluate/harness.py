@@ -150,7 +150,7 @@ def import_harness() -> tuple[Any, dict[str, Any]]:
         from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise DependencyMissing(
-            "the tasks of lm-evaluation-harness need the package lm_eval", 'pip install "joulelab[lm-eval]"'
+            "the tasks of lm-evaluation-harness need the package lm_eval", lookup.install_hint("lm-eval"), ["lm_eval"]
         ) from error
     return lm_eval, {"model": HFLM, "manager": TaskManager}
 
