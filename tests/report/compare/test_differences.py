@@ -10,8 +10,11 @@ import pytest
 from joulelab.meter.figures import EnergyFigure, ErrorComponent
 from joulelab.report.compare.differences import (
     CPU_CONTENTION,
+    NO_ITEMS,
+    NO_QUESTIONS,
     ONE_RUN,
     ONE_SEED,
+    OTHER_QUESTIONS,
     _needed,
     correct_by_item,
     energy_ratio,
@@ -19,8 +22,12 @@ from joulelab.report.compare.differences import (
     predicted_difference,
     quality_difference,
 )
+from joulelab.report.compare.quality import Measure
 from joulelab.runs.paths import write_json
 from joulelab.stats import ratio_paired, ratio_unpaired, repeats_needed, widened_ratio
+
+ACCURACY = Measure("accuracy", lower_is_better=False, percent=True)
+LOSS = Measure("mlm_loss", lower_is_better=True, percent=False)
 
 
 def runs(*joules, seeds=None, device="A", **fields):
@@ -97,9 +104,9 @@ def test_items_are_those_that_all_runs_have(tmp_path):
     found = predicted_difference([base], [method], True)
     assert found.difference.value == pytest.approx(1 / 3)
     other = write_items(tmp_path / "other", {"z": True})
-    assert predicted_difference([base], [other], True) is None
-    assert predicted_difference([base], [tmp_path / "none"], True) is None
-    assert predicted_difference([], [method], True) is None
+    assert predicted_difference([base], [other], True) == NO_ITEMS
+    assert predicted_difference([base], [tmp_path / "none"], True) == NO_ITEMS
+    assert predicted_difference([], [method], True) == NO_ITEMS
 
 
 def test_the_students_items_come_before_the_teachers(tmp_path):
@@ -122,7 +129,7 @@ def test_items_of_the_harness_are_of_the_task_and_metric(tmp_path):
 def test_a_difference_of_items_names_what_it_lacks(tmp_path):
     def run(name, correct, seed):
         folder = tmp_path / name if correct is None else write_items(tmp_path / name, correct)
-        quality = SimpleNamespace(measure=SimpleNamespace(name="accuracy"))
+        quality = SimpleNamespace(measure=ACCURACY)
         result = SimpleNamespace(value=0.0 if correct is None else sum(correct.values()) / len(correct), trials=2)
         return SimpleNamespace(folder=folder, seed=seed, quality=quality, result=result)
 
@@ -130,7 +137,7 @@ def test_a_difference_of_items_names_what_it_lacks(tmp_path):
     found = quality_difference([method], [base])
     assert (found.by_seed, found.reason, found.paired.difference.value) == ((0.5,), ONE_RUN, 0.5)
     gone = quality_difference([run("gone", None, 0)], [base])
-    assert gone.reason == "the predictions needed to pair items are missing"
+    assert gone.reason == NO_ITEMS and gone.comparable
 
 
 def figure(energy_j, *sources, method="counter"):
@@ -157,10 +164,16 @@ def test_repeats_needed_on_each_side_come_from_both_variances():
     assert _needed(100.0, [[1.0, 2.0], [1.0, 2.0]]) is not None
 
 
-def scored(*values, seeds=None):
+def scored(*values, seeds=None, measure=LOSS):
     seeds = seeds or range(len(values))
     return [
-        SimpleNamespace(seed=seed, quality=value is not None, result=SimpleNamespace(value=value, trials=None))
+        SimpleNamespace(
+            seed=seed,
+            quality=None if value is None else SimpleNamespace(measure=measure),
+            result=SimpleNamespace(value=value, trials=None),
+            record=SimpleNamespace(spec={}, lineage=()),
+            folder=Path("gone"),
+        )
         for seed, value in zip(seeds, values, strict=True)
     ]
 
@@ -241,9 +254,9 @@ def test_items_are_compared_if_all_runs_have_some_in_common(tmp_path):
     method = [predicted(tmp_path / f"method-{k}", True, True, False) for k in (1, 2)]
     found = predicted_difference(base, method, same_seeds=True)
     assert found.difference.value == pytest.approx(0.5)
-    assert predicted_difference(base, [*method, tmp_path / "none"], same_seeds=False) is None
-    assert predicted_difference(base, [], same_seeds=False) is None
-    assert predicted_difference(base, [predicted(tmp_path / "empty")], same_seeds=False) is None
+    assert predicted_difference(base, [*method, tmp_path / "none"], same_seeds=False) == NO_ITEMS
+    assert predicted_difference(base, [], same_seeds=False) == NO_ITEMS
+    assert predicted_difference(base, [predicted(tmp_path / "empty")], same_seeds=False) == NO_ITEMS
 
 
 def test_a_task_of_the_harness_has_the_items_of_its_metric(tmp_path):
@@ -266,3 +279,67 @@ def test_exact_answers_are_items(tmp_path):
     assert correct_by_item(tmp_path, "exact_answers") == {"0": True, "1": False}
     write_json(file, {"right": []})
     assert correct_by_item(tmp_path, "exact_answers") is None
+
+
+def answered(folder, *right, prompts=None):
+    file = folder / "artifacts" / "model-quality" / "answers.json"
+    file.parent.mkdir(parents=True)
+    items = [{"prompt": prompt, "expected": "", "given": ""} for prompt in prompts or ()]
+    write_json(file, {"right": right, **({"items": items} if prompts else {})})
+    return folder
+
+
+def answers_difference(base, method):
+    return predicted_difference([base], [method], True, "exact_answers")
+
+
+def test_answers_are_paired_by_question_and_not_by_line(tmp_path):
+    """The files have the same questions in another order, one of them twice; the method knows `b`, too."""
+    base = answered(tmp_path / "base", True, False, True, prompts=["a", "b", "a"])
+    method = answered(tmp_path / "method", True, True, True, prompts=["b", "a", "a"])
+    found = answers_difference(base, method)
+    assert (found.items, found.discordant, found.difference.value) == (3, 1, pytest.approx(1 / 3))
+
+
+def test_a_question_is_the_same_as_text_and_as_a_message(tmp_path):
+    plain = answered(tmp_path / "plain", True, False, prompts=["a\nAnswer:", "b"])
+    chat = answered(
+        tmp_path / "chat", True, True, prompts=[[{"role": "user", "content": question}] for question in ("a", "b")]
+    )
+    assert answers_difference(plain, chat).discordant == 1
+    told = answered(
+        tmp_path / "told",
+        True,
+        True,
+        prompts=[[{"role": "system", "content": "s"}, {"role": "user", "content": q}] for q in "ab"],
+    )
+    assert answers_difference(plain, told) == OTHER_QUESTIONS
+
+
+def test_answers_to_other_questions_are_not_paired(tmp_path):
+    base = answered(tmp_path / "base", True, True, prompts=["a", "b"])
+    assert answers_difference(base, answered(tmp_path / "other", False, False, prompts=["c", "d"])) == OTHER_QUESTIONS
+    assert answers_difference(base, answered(tmp_path / "part", False, prompts=["a"])) == OTHER_QUESTIONS
+
+
+def test_answers_of_older_files_are_paired_by_line_if_neither_side_has_questions(tmp_path):
+    old = answered(tmp_path / "old", True, True)
+    assert answers_difference(old, answered(tmp_path / "older", True, False)).discordant == 1
+    assert answers_difference(old, answered(tmp_path / "new", True, False, prompts=["a", "b"])) == NO_QUESTIONS
+
+
+def test_a_difference_of_shares_is_at_most_100_points(tmp_path):
+    """All right against all wrong: the plain interval of two items reaches to 2.6; t of two seeds to 3.4."""
+
+    def run(name, *right):
+        quality = SimpleNamespace(measure=ACCURACY)
+        result = SimpleNamespace(value=float(right[0]), trials=2)
+        return SimpleNamespace(folder=predicted(tmp_path / name, *right), seed=0, quality=quality, result=result)
+
+    items = quality_difference([run("method", False, False)], [run("base", True, True)]).interval
+    assert (items.value, items.low) == (-1.0, -1.0)
+    f1 = Measure("f1", lower_is_better=False, percent=True)
+    seeds = quality_difference(scored(0.9, 0.6, measure=f1), scored(0.1, 0.1, measure=f1))
+    assert seeds.interval.high == 1.0 and seeds.interval.low == -1.0
+    assert not quality_difference(scored(0.9, measure=f1), scored(0.1, measure=f1)).interval.bounded
+    assert quality_difference(scored(9.0, 6.0), scored(1.0, 1.0)).interval.high > 1.0

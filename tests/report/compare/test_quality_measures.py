@@ -180,3 +180,27 @@ def test_a_killed_run_is_shown_with_its_cause(made) -> None:
     assert error.endswith("; its energy ends with the last reading")
     assert others == run_remarks(record)[1:], "the interruption is stated once"
     assert not any(text.startswith("error") for text in run_remarks(made.teacher_run()))
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("exact_answers", "share of exact answers"),
+        ("next_token", "share of right next tokens"),
+        ("harness.arc_easy.acc.value", "arc_easy acc score"),
+        ("judge.grade", "mean grade of the judge"),
+    ],
+)
+def test_the_name_of_a_measure_fits_into_a_sentence(made, tmp_path: Path, name, title) -> None:
+    records = [
+        record.model_copy(update={"results": {f"model.{name}": Result(value=0.5)}})
+        for record in made.demo_records()[1:5]
+    ]
+    comparison = compare(made.group_of(records), records, tmp_path, wanted=name)
+    assert f"no method has a significantly higher or lower {title};" in verdict(comparison).headline
+
+
+def test_the_quality_of_judged_answers_is_their_grade_and_not_the_number_without_one(made) -> None:
+    unjudged, grade = Result(value=3.0, lower_is_better=True), Result(value=2.0)
+    found = quality_of(with_results(made.labels_only(0, 1), model__judge__unjudged=unjudged, model__judge__grade=grade))
+    assert found and found.measure.name == "judge.grade" and found.text() == "2.000"

@@ -294,6 +294,8 @@ def student_costs(row: Row, baseline: Row | None, comparison: Comparison) -> Stu
         return "the baseline has no finished run"
     if row.unmetered or baseline.unmetered:
         return NOT_METERED
+    if row.difference and not row.difference.comparable:
+        return row.difference.reason
     at_equal_loss = _have_loss_curves(row, baseline, comparison)
     parts = _training_parts if at_equal_loss else student_parts
     figures = [part.figure for run in (*row.runs, *baseline.runs) for part in parts(run)]
@@ -329,7 +331,7 @@ def _training_parts(run: ComparedRun) -> list[Part]:
 
 def _have_loss_curves(row: Row, baseline: Row, comparison: Comparison) -> bool:
     """Both sides' held-out loss was evaluated during training, and it is what the comparison is about."""
-    if comparison.measure is None or comparison.measure.name != _HELD_OUT_LOSS:
+    if comparison.measure is None or comparison.measure.name != _HELD_OUT_LOSS or not row.same_data:
         return False
     pairs = pairs_of(row.runs, baseline.runs)
     return bool(pairs) and len(_loss_curves(pairs)) == len(pairs)

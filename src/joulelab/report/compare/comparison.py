@@ -82,6 +82,8 @@ class QualityDifference:
     over_seeds: Interval | None = None
     needed: int | None = None
     """Repeats needed to show a difference of this size and spread; more if the test items vary too."""
+    comparable: bool = True
+    """False if both sides were evaluated on different data, with the `reason`; then there is no difference."""
 
     @property
     def interval(self) -> Interval | None:
@@ -186,6 +188,11 @@ class Row:
             return None
         # Equal seeds say nothing about the spread, as does a single one.
         return mean_t(values if len(set(values)) > 1 else values[:1])
+
+    @property
+    def same_data(self) -> bool:
+        """Evaluated on the same data as the baseline, as far as the records show."""
+        return self.difference is None or self.difference.comparable
 
     @property
     def seeds_text(self) -> str:

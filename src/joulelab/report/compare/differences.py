@@ -5,8 +5,11 @@ Runs are paired by seed if each side has each seed once; otherwise both sides ar
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -15,6 +18,7 @@ import numpy as np
 from joulelab.errors import JoulelabError
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare.comparison import ComparedRun, EnergyRatio, QualityDifference
+from joulelab.report.compare.evaluation_data import other_data
 from joulelab.report.energy_sums import missing_time_rel, mixes_methods
 from joulelab.runs.paths import RunPaths, read_json
 from joulelab.stats import (
@@ -65,7 +69,30 @@ def _predictions(file: Path, measure: str) -> dict[str, bool]:
 
 
 def _exact_answers(file: Path, measure: str) -> dict[str, bool] | None:
-    return {str(number): bool(hit) for number, hit in enumerate(read_json(file, right=list)["right"])} or None
+    """By question, and its repetition if it is asked again; by number in older files, which have no questions."""
+    found = read_json(file, right=list)
+    right, prompts = found["right"], [item.get("prompt") for item in found.get("items", ())]
+    if len(prompts) != len(right) or None in prompts:
+        return {str(number): bool(hit) for number, hit in enumerate(right)} or None
+    asked: Counter[str] = Counter()
+    items = {}
+    for prompt, hit in zip(prompts, right, strict=True):
+        question = _question(prompt)
+        asked[question] += 1
+        items[f"{_ASKED}{asked[question]} {question}"] = bool(hit)
+    return items or None
+
+
+_ASKED = "asked "
+# How sample:reviews asks a model without a chat template.
+_CUE = "\nAnswer:"
+
+
+def _question(prompt: str | list[dict[str, str]]) -> str:
+    """A model with a chat template gets the question as a message, and another one as text: it is the same question."""
+    if isinstance(prompt, list) and len(prompt) == 1 and prompt[0].get("role") == "user":
+        prompt = prompt[0]["content"]
+    return prompt.removesuffix(_CUE) if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
 
 def _task_items(file: Path, measure: str) -> dict[str, bool] | None:
@@ -75,20 +102,29 @@ def _task_items(file: Path, measure: str) -> dict[str, bool] | None:
     return None
 
 
+NO_ITEMS = "the predictions needed to pair items are missing"
+NO_QUESTIONS = "an older record does not contain its questions, so the answers cannot be paired"
+OTHER_QUESTIONS = "the runs answered different questions"
+
+
 def predicted_difference(
     baseline: Sequence[Path], method: Sequence[Path], same_seeds: bool, measure: str = "accuracy"
-) -> PairedDifference | None:
+) -> PairedDifference | str:
     """Method minus baseline on the items that all runs have; `same_seeds`: run k of both sides has the same seed.
 
-    None if a run has no predictions.
+    The reason if there is none: a run has no predictions, or the questions are not the same.
     """
     sides = [[correct_by_item(folder, measure) for folder in side] for side in (baseline, method)]
     loaded = [[found for found in side if found is not None] for side in sides]
     if not all(sides) or [len(side) for side in loaded] != [len(side) for side in sides]:
-        return None
-    items = sorted(set.intersection(*(set(found) for side in loaded for found in side)))
+        return NO_ITEMS
+    asked = [set(found) for side in loaded for found in side]
+    if measure == EXACT_ANSWERS and any(one != asked[0] for one in asked):
+        named = [next(iter(one)).startswith(_ASKED) for one in asked]
+        return OTHER_QUESTIONS if all(named) or not any(named) else NO_QUESTIONS
+    items = sorted(set.intersection(*asked))
     if not items:
-        return None
+        return NO_ITEMS
     baseline_SN, method_SN = (np.array([[found[item] for item in items] for found in side]) for side in loaded)  # noqa: N806
     return accuracy_difference(baseline_SN, method_SN, paired=same_seeds)
 
@@ -98,6 +134,7 @@ ONE_SEED = "one seed has no variance"
 ONE_RUN = "a single training run on one side compares models, not methods"
 SINGLE = (ONE_SEED, ONE_RUN)
 CPU_CONTENTION = "CPU contention"
+OTHER_DATA = "the runs were evaluated on different data"
 
 
 def pairs_of(runs: Sequence[ComparedRun], baseline: Sequence[ComparedRun]) -> list[Pair]:
@@ -116,11 +153,16 @@ def quality_difference(runs: Sequence[ComparedRun], baseline: Sequence[ComparedR
     by_seed = tuple(method.result.value - base.result.value for base, method in pairs)
     if ours[0].result.trials:
         return _by_items(ours, theirs, pairs, by_seed)
+    assert ours[0].quality is not None
+    measure = ours[0].quality.measure
+    if not measure.of_training and (differing := other_data(ours, theirs)):
+        return QualityDifference(None, (), f"{OTHER_DATA} ({differing})", comparable=False)
     if pairs:
         reason = "" if len(by_seed) > 1 else ONE_SEED
-        return QualityDifference(None, by_seed, reason, mean_interval(by_seed), repeats_needed(by_seed))
+        found = measure.possible(mean_interval(by_seed))
+        return QualityDifference(None, by_seed, reason, found, repeats_needed(by_seed))
     values = [[run.result.value for run in side] for side in (ours, theirs)]
-    found = difference_of_means(*values)
+    found = measure.possible(difference_of_means(*values))
     return QualityDifference(None, (), "" if found.bounded else ONE_SEED, found, _needed(found.value, values))
 
 
@@ -129,10 +171,13 @@ def _by_items(
 ) -> QualityDifference:
     base, method = zip(*pairs, strict=True) if pairs else (theirs, ours)
     assert ours[0].quality is not None
-    measure = ours[0].quality.measure.name
-    found = predicted_difference([run.folder for run in base], [run.folder for run in method], bool(pairs), measure)
-    if found is None:
-        return QualityDifference(None, by_seed, "the predictions needed to pair items are missing")
+    measure = ours[0].quality.measure
+    folders = [run.folder for run in base], [run.folder for run in method]
+    found = predicted_difference(*folders, bool(pairs), measure.name)
+    if isinstance(found, str):
+        same = found != OTHER_QUESTIONS
+        return QualityDifference(None, by_seed if same else (), found, comparable=same)
+    found = replace(found, difference=measure.possible(found.difference))
     needed = repeats_needed(by_seed)
     return QualityDifference(found, by_seed, "" if found.covers_methods else ONE_RUN, needed=needed)
 

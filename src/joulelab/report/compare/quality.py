@@ -15,11 +15,23 @@ from joulelab.stats import Z95, Interval, wilson
 
 _WHOSE = ("student", "policy", "model", "teacher")
 _SHARES = ("accuracy", "exact_match", "f1", "macro_f1", "win_rate")
-_SCORES = ("score", "reward", "bleu", "rouge")
+_SCORES = ("score", "reward", "bleu", "rouge", "grade")
 _FALLING = ("loss", "perplexity")
 # Losses known to be a mean cross-entropy per token; the unit of others does not follow from their names.
 _NATS = ("mlm_loss", "clm_loss")
-_TITLES = {"exact_match": "exact match", "f1": "F1", "macro_f1": "macro F1", "win_rate": "win rate"}
+# Names that fit into `a higher ...`.
+_TITLES = {
+    "exact_match": "exact match",
+    "exact_answers": "share of exact answers",
+    "next_token": "share of right next tokens",
+    "bits_per_byte": "number of bits per byte",
+    "f1": "F1",
+    "macro_f1": "macro F1",
+    "win_rate": "win rate",
+    "judge.win_rate": "win rate",
+    "judge.grade": "mean grade of the judge",
+    "judge.unjudged": "number of answers without a verdict",
+}
 # Results that describe the training, the data or another result, not the quality of the model.
 # Tasks of lm-evaluation-harness are compared only on request (`--quality`).
 _OTHER_RESULTS = (
@@ -28,7 +40,7 @@ _OTHER_RESULTS = (
 # Language models are compared by held-out loss; `exact_answers` only on request.
 AGREEMENT = "student.agreement"
 """Share of positions or items for which student and teacher predict the same."""
-_NOT_QUALITY = ("agreement", "over_teacher", "calibration_error", "exact_answers")
+_NOT_QUALITY = ("agreement", "over_teacher", "calibration_error", "exact_answers", "unjudged")
 # Values of a training stage's own objective: the student's, or those of the model it starts from.
 _TRAINING = ("first_loss", "final_loss")
 
@@ -47,6 +59,8 @@ class Measure:
             return "training loss"
         if self.name.endswith("loss"):
             return "validation loss"
+        if self.name.startswith("harness."):
+            return f"{self.name.removeprefix('harness.').removesuffix('.value').replace('.', ' ')} score"
         return _TITLES.get(self.name, self.name.replace("_", " ").replace(".", " "))
 
     @property
@@ -58,6 +72,11 @@ class Measure:
     @property
     def unit(self) -> str:
         return "%" if self.percent else "nats" if self.name.endswith(_NATS) else ""
+
+    @property
+    def per_token(self) -> bool:
+        """A mean over tokens, which models with different tokenizers do not have in common."""
+        return self.name.startswith(_NATS) or self.name == "next_token"
 
     @property
     def difference_unit(self) -> str:
@@ -85,6 +104,12 @@ class Measure:
     def change(self, difference: float) -> str:
         # adding 0 turns a negative zero into a plain one
         return f"{round(100 * difference, 1) + 0.0:+.1f}" if self.percent else f"{round(difference, 3) + 0.0:+.3f}"
+
+    def possible(self, difference: Interval) -> Interval:
+        """Two shares differ by at most 100 points; an interval without ends stays so."""
+        if not self.percent or not difference.bounded:
+            return difference
+        return Interval(difference.value, max(-1.0, difference.low), min(1.0, difference.high))
 
     def change_interval(self, interval: Interval) -> str:
         return f"[{self.change(interval.low)}, {self.change(interval.high)}]"

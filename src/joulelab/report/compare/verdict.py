@@ -25,6 +25,11 @@ from joulelab.units import energy_text, plural, three_digits
 
 def quality_clause(methods: Sequence[Row], measure: Measure) -> str:
     """`response KD is more accurate (+3.7 points)`, for the headline; better ones before worse ones."""
+    others = [row for row in methods if not row.same_data]
+    if others:
+        same = [row for row in methods if row.same_data]
+        known = [quality_clause(same, measure)] if same else []
+        return ", and ".join([*known, *_other_data_clauses(others, measure)])
     significant = [row for row in methods if row.difference and row.difference.significant]
     better = [row for row in significant if measure.sign * _mean(row.difference) > 0]
     worse = [row for row in significant if row not in better]
@@ -37,6 +42,17 @@ def quality_clause(methods: Sequence[Row], measure: Measure) -> str:
     first, *rest = [rows for rows in (better, worse) if rows]
     clauses = [_difference_clause(first, measure, measure.title)]
     return ", and ".join(clauses + [_difference_clause(rows, measure, "one") for rows in rest])
+
+
+def _other_data_clauses(rows: Sequence[Row], measure: Measure) -> list[str]:
+    """`the validation loss of KD cannot be compared, because the runs were evaluated on different data (...)`"""
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        by_reason.setdefault(row.difference.reason if row.difference else "", []).append(row.label)
+    return [
+        f"the {measure.title} of {listed(names)} cannot be compared, because {reason}"
+        for reason, names in by_reason.items()
+    ]
 
 
 def _difference_clause(rows: Sequence[Row], measure: Measure, title: str) -> str:
@@ -66,6 +82,8 @@ def quality_sentence(row: Row, baseline: str, measure: Measure) -> str:
     difference = row.difference
     if difference is None or difference.interval is None:
         reason = difference.reason if difference else "nothing to compare with"
+        if difference and not difference.comparable:
+            return f"{row.label} against {baseline}: the {measure.title} cannot be compared, because {reason}."
         seeds = f" ({_seeds(difference, measure)})" if difference and difference.by_seed else ""
         return f"{row.label} against {baseline}: {measure.title} inconclusive{seeds}: {reason}."
     found, unit = difference.interval, f" {measure.difference_unit}" if measure.difference_unit else ""

@@ -30,6 +30,7 @@ from joulelab.report.compare.break_even_report import (
     times_text,
 )
 from joulelab.report.compare.comparison import ComparedRun, Comparison, QualityDifference, Row
+from joulelab.report.compare.evaluation_data import is_known
 from joulelab.report.compare.method_rows import last_training, training_energy, training_stage
 from joulelab.report.compare.quality import AGREEMENT, Measure, quality_of
 from joulelab.report.compare.scopes import ratio_text, shared_energies
@@ -79,10 +80,13 @@ def quality_grid(comparison: Comparison) -> Grid | None:
 def _note(comparison: Comparison, measure: Measure, title: str) -> str:
     if not comparison.about_items:
         less = " less is better." if measure.lower_is_better else ""
-        tokens = ", on the same held-out tokens" if measure.unit == "nats" else ""
+        runs = [run for row in comparison.rows for run in row.runs if run.quality]
+        same = is_known(runs) and all(row.same_data for row in comparison.rows)
+        tokens = ", on the same held-out tokens" if measure.unit == "nats" and same else ""
         return (
             f"{title}: mean over seeds with its 95 % t interval;{less or ' more is better.'} "
             f"Difference: to {comparison.baseline}, paired by seed where seeds pair{tokens}."
+            + _not_comparable_note(comparison)
         )
     trials = sorted({run.result.trials or 0 for row in comparison.rows for run in row.runs if run.quality})
     note = (
@@ -92,9 +96,14 @@ def _note(comparison: Comparison, measure: Measure, title: str) -> str:
     differences = [row.difference for row in comparison.rows if row.difference]
     if any(difference.models_only for difference in differences):
         note += " Models only: exact McNemar test of the trained models; one training run does not compare methods."
-    if any(difference.paired is None for difference in differences):
+    if any(difference.paired is None and difference.comparable for difference in differences):
         note += " Unpaired: predictions are missing."
-    return note
+    return note + _not_comparable_note(comparison)
+
+
+def _not_comparable_note(comparison: Comparison) -> str:
+    reasons = dict.fromkeys(row.difference.reason for row in comparison.rows if row.difference and not row.same_data)
+    return "".join(f" Not comparable: {reason}." for reason in reasons)
 
 
 def _agreement_cell(row: Row) -> str:
@@ -138,7 +147,8 @@ def _cells(difference: QualityDifference | None, measure: Measure, items: bool) 
     found = difference.interval
     if found is None:
         mean = sum(difference.by_seed) / len(difference.by_seed) if difference.by_seed else None
-        return NOTHING if mean is None else measure.change(mean), *nothing, "unpaired"
+        how = "unpaired" if difference.comparable else "not comparable"
+        return NOTHING if mean is None else measure.change(mean), *nothing, how
     ends = f" {measure.change_interval(found)}" if found.bounded else ""
     p = (p_value(difference.paired.p_value),) if difference.paired else nothing
     return f"{measure.change(found.value)}{ends}", *p, _significance(difference)

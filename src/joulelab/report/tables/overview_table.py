@@ -150,6 +150,8 @@ def _model_name(value: Any) -> str:
 def _against_teacher(row: Row, teacher: Row | None, comparison: Comparison) -> Cell:
     if teacher is None or comparison.measure is None or None in (row.quality, teacher.quality) or row is teacher:
         return Cell(NOTHING)
+    if not (row.same_data and teacher.same_data):
+        return Cell(NOTHING)
     change = (row.quality or 0.0) - (teacher.quality or 0.0)
     unit = comparison.measure.difference_unit
     return Cell(f"{comparison.measure.change(change)}{f' {unit}' if unit else ''}", comparison.measure.sign * change)
