@@ -74,6 +74,38 @@ def test_one_run_per_side_compares_two_models_and_no_methods(made, verdict_on) -
     )
 
 
+def without_teacher(made, label: str, seed: int, correct: int, joules: float) -> RunRecord:
+    return made.make_record(label, seed, made.student_parts(joules), correct=correct)
+
+
+def at_equal_energy(found: Verdict) -> list[str]:
+    return [text for text in found.sentences if text.startswith("At equal energy")]
+
+
+def test_one_run_per_side_at_equal_energy_is_called_one_run(made, verdict_on) -> None:
+    found = verdict_on([made.labels_only(0, 790), without_teacher(made, "longer", 0, 826, 131.0)])
+    assert at_equal_energy(found) == [
+        "At equal energy (within 5 % of labels only's 141 J ±70 %), longer has 82.6 %: one run on one side, so the "
+        "methods cannot be compared."
+    ]
+
+
+@pytest.mark.parametrize("joules", [100.0, 200.0])
+def test_less_energy_is_not_equal_energy_nor_is_more(made, verdict_on, joules) -> None:
+    """120 + 13 J against 100 + 13 J is 0.85x the energy."""
+    records = [without_teacher(made, "labels only", seed, 790 + seed, 120.0 + seed) for seed in (0, 1)]
+    records += [without_teacher(made, "other", seed, 791 + seed, joules + seed) for seed in (0, 1)]
+    assert at_equal_energy(verdict_on(records)) == []
+
+
+def test_a_single_run_is_not_called_equally_good(made, verdict_on) -> None:
+    records = [made.labels_only(seed, 790 + seed, 120.0 + seed) for seed in range(3)]
+    records += [without_teacher(made, "short", seed, 790 + seed, 60.0 + seed) for seed in range(3)]
+    records.append(without_teacher(made, "single", 0, 791, 60.0))
+    text = about(verdict_on(records), "At equal quality")
+    assert text == "At equal quality (no significant difference from labels only: short), short is cheaper."
+
+
 def test_a_ratio_interval_that_states_nothing_is_not_printed(made, verdict_on) -> None:
     """Two seeds, 0.3x and 1.6x the joules: [0.000, 26982] was printed."""
     records = [made.labels_only(seed, 790, 120.0) for seed in (0, 1)]

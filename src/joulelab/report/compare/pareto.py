@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from joulelab.meter.figures import EnergyFigure, amount_text
 from joulelab.report.compare.comparison import Comparison, Row
+from joulelab.report.compare.differences import SINGLE
 from joulelab.report.wording import listed
 
 # Mean energies that differ by less count as equal.
@@ -32,8 +33,8 @@ def pareto_rows(comparison: Comparison) -> tuple[Row, ...]:
 def pareto_labels(comparison: Comparison, energies: Mapping[str, EnergyFigure]) -> tuple[str, ...]:
     """The front by mean quality and these energies, cheapest first.
 
-    A lower bound is not on it, because it would look cheap. Empty under CPU contention, which changes the order of
-    estimated energies.
+    A lower bound is not on it, because it would look cheap; nor a method evaluated on other data. Empty under CPU
+    contention, which changes the order of estimated energies.
     """
     if comparison.measure is None or comparison.contended:
         return ()
@@ -42,6 +43,7 @@ def pareto_labels(comparison: Comparison, energies: Mapping[str, EnergyFigure]) 
         (figure.energy_j, -sign * row.quality, row.label)
         for row in comparison.rows
         if row.quality is not None
+        and row.same_data
         and (figure := energies[row.label]).energy_j is not None
         and not figure.is_lower_bound
     ]
@@ -65,7 +67,7 @@ def reading_sentences(comparison: Comparison) -> list[str]:
 
 def _front(comparison: Comparison) -> str:
     front = pareto_rows(comparison)
-    beaten = [row for row in comparison.rows if row.quality is not None and row not in front]
+    beaten = [row for row in comparison.rows if row.quality is not None and row.same_data and row not in front]
     if not front or not beaten:
         return ""
     names = listed([row.label for row in front])
@@ -78,7 +80,10 @@ def _equal_quality(comparison: Comparison) -> str:
     alike = [
         row
         for row in comparison.methods
-        if row.difference and row.difference.interval and not row.difference.significant
+        if row.difference
+        and row.difference.interval
+        and not row.difference.significant
+        and row.difference.reason not in SINGLE  # one run shows neither a difference nor that there is none
     ]
     if not alike:
         return ""
@@ -101,24 +106,32 @@ def _whole_j(row: Row) -> float | None:
 
 
 def _equal_energy(comparison: Comparison) -> str:
-    """The best quality among methods that use at most 5 % more energy than the baseline."""
+    """The best quality among methods that use the baseline's energy, by at most 5 % more or less."""
     baseline, measure = comparison.row(comparison.baseline), comparison.measure
     if baseline is None or measure is None or baseline.quality is None or baseline.with_teacher.energy_j is None:
         return ""
-    limit = baseline.with_teacher.energy_j * (1 + _EQUAL_ENERGY_REL)
+    base_j = baseline.with_teacher.energy_j
     others = [
         row
         for row in comparison.methods
-        if row.quality is not None and (whole_j := _whole_j(row)) is not None and whole_j <= limit
+        if row.quality is not None
+        and row.same_data
+        and (whole_j := _whole_j(row)) is not None
+        and abs(whole_j - base_j) <= _EQUAL_ENERGY_REL * base_j
     ]
     if not others:
         return ""
     best = max(others, key=lambda row: measure.sign * (row.quality or 0.0))
     better = measure.sign * ((best.quality or 0.0) - baseline.quality) > 0
-    result = f"significantly {'better' if better else 'worse'}"
-    if not (best.difference and best.difference.significant):
+    if best.difference and best.difference.significant:
+        result = f"significantly {'better' if better else 'worse'}"
+    elif best.difference and best.difference.reason in SINGLE:
+        result = "one run on one side, so the methods cannot be compared"
+    elif best.difference and best.difference.interval is None:
+        result = f"inconclusive, because {best.difference.reason}"
+    else:
         result = "no significant difference"
     return (
-        f"At equal energy ({comparison.baseline}'s {amount_text(baseline.with_teacher)} and at most "
-        f"{100 * _EQUAL_ENERGY_REL:.0f} % more), {best.label} has {measure.text(best.quality or 0.0)}: {result}."
+        f"At equal energy (within {100 * _EQUAL_ENERGY_REL:.0f} % of {comparison.baseline}'s "
+        f"{amount_text(baseline.with_teacher)}), {best.label} has {measure.text(best.quality or 0.0)}: {result}."
     )
