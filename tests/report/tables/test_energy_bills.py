@@ -15,7 +15,7 @@ from joulelab.meter.figures import missing
 from joulelab.meter.importers import emissions_csv
 from joulelab.report.energy_sums import run_energy
 from joulelab.report.export import codecarbon_csv, training_type, write_model_cards
-from joulelab.report.tables.bill_tables import find_bill, run_bill, tree_grid
+from joulelab.report.tables.bill_tables import find_bill, run_bill, sentences, tree_grid
 from joulelab.runs.artifacts import Bill, external, read_bill, unmetered, write_bill
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import EnergyByComponent
@@ -103,7 +103,8 @@ def test_a_lower_bound_names_what_was_not_metered(made, tmp_path: Path) -> None:
     made.write_run(
         tmp_path, made.make_record("KD", 0, made.student_parts(131.0), measured=True, lineage=(unseen,)), True
     )
-    assert "Lower bound, because this was not metered: teacher.generate on http://far:8000/v1." in ask(tmp_path, "last")
+    bill = find_bill(tmp_path, "made-KD")
+    assert "Lower bound, because this was not metered: teacher.generate on http://far:8000/v1." in sentences(bill)
 
 
 def test_students_share_the_teacher_and_nothing_else(store: Path) -> None:

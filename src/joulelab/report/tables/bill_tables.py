@@ -279,7 +279,7 @@ def tree_grid(bill: EnergyBill, most_rows: int | None = _SCREEN_ROWS) -> Grid:
 
 def _largest(tree: Sequence[_TreeRow], most_rows: int | None) -> tuple[list[_TreeRow], list[_TreeRow]]:
     """The rows to show, in their order, and the others. A row stays as long as one below it in the tree does."""
-    shown, others = list(tree), []
+    shown, others = list(tree), list[_TreeRow]()
     if most_rows is None or len(tree) < most_rows:
         return shown, others
     while len(shown) > most_rows - 2:  # the sum and the row of the others
