@@ -135,7 +135,7 @@ class EvaluateSpec(RunSpec):
 
 
 def require_model(name: str) -> None:
-    """Check that `name` is a causal language model, as far as its files say so."""
+    """Check from the files of `name` that it is a causal language model."""
     path = sources.parse(name).path
     if path is not None and path.is_file() and path.suffix.lower() != ".gguf":
         raise NotFoundError(
