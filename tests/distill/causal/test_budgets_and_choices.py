@@ -156,7 +156,7 @@ def test_the_energy_of_a_remote_server_is_reported_missing(lab, tmp_path, monkey
     assert unseen.key in next(one for one in record.lineage if one.name == "answers").parents
     output_text = " ".join(sentences(bill))
     assert "share the teacher: ≥ " in output_text
-    assert "Lower bound: not metered: teacher.generate" in output_text
+    assert "Lower bound, because this was not metered: teacher.generate" in output_text
     assert bill_data(bill, None)["lower_bound"]
     # another run finds the answers, and with them that nobody knows what they took
     with pytest.raises(ConfigError, match="the teacher's energy would be unknown"):
