@@ -50,7 +50,8 @@ def require_weights(name: str, model: str) -> None:
     if not name:
         raise UsageError(f"{model} has no published weights in this size", "omit --weights, or pass a folder")
     place = sources.parse(name)
-    if place.kind == "hub" and "/" not in place.repo:
+    cached = place.kind == "hub" and hub.cached_folder(name, "config.json") is not None
+    if place.kind == "hub" and "/" not in place.repo and not cached:  # few hub ids have no organization
         zoo = {*SHAPES, *lookup.ZOO.names()}
         if name in zoo:
             raise UsageError(
@@ -59,7 +60,7 @@ def require_weights(name: str, model: str) -> None:
             )
         known = [*zoo, *(sources.SAMPLE_PREFIX + sample for sample in sources.SAMPLES)]
         raise lookup.unknown("model", name, known, "or a folder, or a hub id such as org/name")
-    if place.kind == "hub" and hub.cached_folder(name, "config.json") is None:
+    if place.kind == "hub" and not cached:
         hub.require_reachable(name)
     if place.kind == "sample" and sources.find_sample(place.name).kind == "labeled-text":
         raise UsageError(f"{name} is labeled text, not a model", "use sample:minilm or sample:smollm2")
