@@ -61,7 +61,8 @@ def test_a_running_server_is_measured_and_its_table_written(tiny_server, tmp_pat
     for unit, name in names.items():
         half_width = row["energy"][unit]["gross_half_width_j"]
         assert float(rows[1][f"energy_per_{name}_half_width_joules"]) == pytest.approx(half_width)
-    assert joulelab_here("compare", "last", "--runs-dir", tmp_path).returncode == 0
+    refused = joulelab_here("compare", "last", "--runs-dir", tmp_path)
+    assert refused.returncode == 2 and "joulelab show" in refused.stderr, "a load of a chosen length has no ratio"
 
 
 def test_the_energy_of_a_server_elsewhere_is_missing(tiny_server, tmp_path, monkeypatch):

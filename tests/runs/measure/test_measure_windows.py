@@ -98,7 +98,9 @@ def test_windows_below_half_a_second_are_read_off_the_curve(nvml_sim, measure):
     true_j = sum(nvml_sim.true_energy_j(*span) for span in spans)
     assert burst.way == "direct"
     assert burst.total_energy_j == pytest.approx(true_j, rel=0.1)
-    assert abs(burst.total_energy_j - true_j) <= burst.total_energy.half_width_j
+    # On a busy machine time passes between this test's clock and the window's.
+    between_s = sum(end - begin for begin, end in spans) / 1e9 - burst.total_s
+    assert abs(burst.total_energy_j - true_j) <= burst.total_energy.half_width_j + 690 * between_s
 
 
 def test_a_window_inside_itself_counts_once_as_the_outermost(measure):
