@@ -200,7 +200,7 @@ def _save_sharded(
         for file in (context.run.paths.artifacts / folder.name).iterdir():
             if not (folder / file.name).exists():
                 (folder / file.name).symlink_to(file.resolve())
-    ranks.barrier()  # the first rank adds files of its own afterwards
+    ranks.barrier()  # afterwards the first rank adds other files
 
 
 # budget
