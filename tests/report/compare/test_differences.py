@@ -307,13 +307,13 @@ def test_a_question_is_the_same_as_text_and_as_a_message(tmp_path):
         tmp_path / "chat", True, True, prompts=[[{"role": "user", "content": question}] for question in ("a", "b")]
     )
     assert answers_difference(plain, chat).discordant == 1
-    with_cue = answered(
-        tmp_path / "with_cue",
+    instructed = answered(
+        tmp_path / "instructed",
         True,
         True,
         prompts=[[{"role": "system", "content": "s"}, {"role": "user", "content": q}] for q in "ab"],
     )
-    assert answers_difference(plain, with_cue) == OTHER_QUESTIONS
+    assert answers_difference(plain, instructed) == OTHER_QUESTIONS
 
 
 def test_answers_to_other_questions_are_not_paired(tmp_path):

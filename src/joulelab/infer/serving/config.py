@@ -388,15 +388,14 @@ class ServingSpec(RunSpec):
         new_tokens = Lengths.parse(self.new_tokens).largest
         if context is not None and prompt + new_tokens > context:
             own = "a prompt" if self.prompts else f"prompts of {prompt} words (--prompt-tokens)"
-            more = (
-                "set a larger context"
-                if self.engine
-                else "start the server with more room (joulelab serve --context N)"
-            )
+            if self.server:
+                hint = "lower them, or start the server with more room (joulelab serve --context N)"
+            else:  # without the setting, it is as large as the model allows
+                hint = "lower them" if self.context is None else "lower them, or raise context"
             raise ConfigError(
                 f"{own} and answers of {new_tokens} tokens (--new-tokens) do not fit into the {context} tokens of "
                 f"context of {self.server or self.model}",
-                f"lower them, or {more}",
+                hint,
             )
 
     def _hint(self, error: str) -> str:
