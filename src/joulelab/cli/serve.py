@@ -34,7 +34,7 @@ def serve(
         typer.Option(
             "--dtype",
             metavar="NAME",
-            help="auto (bf16 on a GPU, fp32 on a CPU), fp32, bf16, fp16, or quantized weights: int8, nf4, fp8, "
+            help="auto (bf16 on a GPU, fp32 on a CPU), fp32, bf16, fp16, or quantized weights: nf4, fp8, "
             "fp8-weights, int4.",
         ),
     ] = "auto",

@@ -473,7 +473,7 @@ def test_a_quantized_model_that_cannot_be_captured_generates_without_graphs(monk
 
     with pytest.raises(RuntimeError, match="not permitted"):
         generate()
-    monkeypatch.setattr(static_decoder, "quantization_of", lambda model: "int8")
+    monkeypatch.setattr(static_decoder, "quantization_of", lambda model: "nf4")
     assert generate() == expected
     assert len(notes) == 1 and notes[0].endswith("operation not permitted when stream is capturing")
 

@@ -6,14 +6,17 @@ import pytest
 import torch
 from tiny_lm import make_model, make_tokenizer
 
-from joulelab.errors import JoulelabError
+from joulelab.errors import ConfigError, JoulelabError
+from joulelab.infer.generation import static_decoder
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.infer.generation.static_decoder import decode_attention
 from joulelab.infer.serving import batch_engine, http_server
 from joulelab.infer.serving.batch_engine import BatchEngine, ServedRequest, SlotBatch
+from joulelab.infer.serving.config import ServedModel
 from joulelab.infer.serving.http_server import TextStream
 from joulelab.infer.serving.openai_protocol import AnswerFormat, parse_request, server_sent_event
 from joulelab.train.optim import repeated_blocks
+from joulelab.zoo.quantized_layers import quantize
 
 PROMPTS = [[8, 9, 10], [15], [20, 21], [30, 31, 32, 33], [12, 13], [40]]
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_p": 0.9, "seed": 5}
@@ -138,27 +141,37 @@ def test_a_model_that_cannot_be_compiled_is_served_with_a_note(monkeypatch):
         raise RuntimeError("no C compiler\nmore")
 
     monkeypatch.setattr(batch_engine, "compile_layer", fail)
-    monkeypatch.setattr(batch_engine, "capture_cuda_graph", lambda run: run)
+    monkeypatch.setattr(static_decoder, "capture_cuda_graph", lambda run: run)
     batch = SlotBatch(make_model(), 2, 16, 50, compile_step=True)
     assert callable(batch._captured(2))
     assert batch.note.startswith("the model is not compiled") and batch.note.endswith(": no C compiler")
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["int8", None])
-def test_kernels_of_a_quantization_library_that_cannot_be_captured_run_without_graphs(monkeypatch, kind):
+def test_kernels_of_a_quantization_library_that_cannot_be_captured_run_without_graphs(monkeypatch):
     def fail(run):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(batch_engine, "capture_cuda_graph", fail)
-    monkeypatch.setattr(batch_engine, "quantization_of", lambda model: kind)
+    monkeypatch.setattr(static_decoder, "capture_cuda_graph", fail)
     model = make_model()
     with decode_attention(model):
         batch = SlotBatch(model, 2, 16, 50)
+        read = []
+        with pytest.raises(RuntimeError, match="capturing"):
+            batch._captured_prompts(lambda: read.append(1))
+        monkeypatch.setattr(static_decoder, "quantization_of", lambda model: "nf4")
+        batch._captured_prompts(lambda: read.append(1))()
+        assert read == [1, 1], "the first call reads the prompts, too"
         batch.read([[5, 6, 7]], range(1))
-        if kind is None:
-            with pytest.raises(RuntimeError, match="capturing"):
-                batch._captured(1)
-            return
         assert batch._captured(1)().shape[0] == 1
-    assert batch.note.startswith("int8: steps run without CUDA graphs")
+    assert batch.note.startswith("nf4: generation runs without CUDA graphs")
+
+
+def test_int8_weights_are_not_served():
+    """LLM.int8() picks its columns of outliers from all rows of a batch."""
+    with pytest.raises(ConfigError, match=r"int8: .* an answer would change with the requests next to it"):
+        ServedModel.checked(model="sample:smollm2", dtype="int8")
+    pytest.importorskip("bitsandbytes")
+    model = quantize(make_model(hidden_size=128, intermediate_size=256), "int8")
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM has int8 weights, .* cannot serve it"):
+        BatchEngine(model, None, slots=2, context=16)

@@ -353,8 +353,8 @@ class TransformersGenerator:
                 self._kept.support = check_model(self._model)
             self._note_setup("capture", begin_ns, clock.now().mono_ns)
             if not self._kept.support.slots:
-                name = type(self._model).__name__
-                text = f"{name} does not use full attention, so it cannot use a cache of fixed size"
+                name, problem = type(self._model).__name__, self._kept.support.problem
+                text = f"{name} {problem}, so it cannot use a cache of fixed size"
                 if self._cache == "fixed":
                     raise ConfigError(text, "use cache='growing'")
                 self._note(f"{text}; it generates with a cache that grows, which takes more time and energy on a GPU")

@@ -638,20 +638,9 @@ class StaticDecoder:
         return run
 
     def _capture(self, run: Callable[[], None]) -> Callable[[], Any]:
-        """Kernels of a quantization library may wait for the host, which a graph cannot contain; without graphs they
-        give the same tokens more slowly."""
-        if not self._can_capture:
-            return partial(self._eager, run)
-        try:
-            return capture_cuda_graph(run)
-        except RuntimeError as error:
-            kind = quantization_of(self._model)
-            if kind is None:
-                raise
-            self._can_capture = False
-            reason = (str(error) or type(error).__name__).splitlines()[0][:120]
-            self._note(f"{kind}: generation runs without CUDA graphs, because its kernels cannot be captured: {reason}")
-            return partial(self._eager, run)
+        graph = capture_if_possible(self._model, run, self._note) if self._can_capture else None
+        self._can_capture = graph is not None
+        return graph or partial(self._eager, run)
 
     def _decode_one(self, rows: int) -> None:
         places_R, step_R = self._cache.places_R[:rows], self._step_R[:rows]
@@ -687,6 +676,20 @@ def compiling_pays(rows: int, steps: int) -> bool:
     return steps * (_SAVED_PER_STEP_J + rows * _SAVED_PER_ROW_J) > _COMPILE_J
 
 
+def capture_if_possible(model: Any, run: Callable[[], Any], note: Callable[[str], None]) -> Callable[[], Any] | None:
+    """As a CUDA graph. None, with a note, for kernels of a quantization library that wait for the host, which a graph
+    cannot contain; without graphs they give the same tokens more slowly."""
+    try:
+        return capture_cuda_graph(run)
+    except RuntimeError as error:
+        kind = quantization_of(model)
+        if kind is None:
+            raise
+        reason = (str(error) or type(error).__name__).splitlines()[0][:120]
+        note(f"{kind}: generation runs without CUDA graphs, because its kernels cannot be captured: {reason}")
+        return None
+
+
 def compiling_prompts_pays(model: Any, tokens: int) -> bool:
     config = model.config.get_text_config()
     return bool(tokens * config.num_hidden_layers * config.hidden_size * _SAVED_PER_HIDDEN_STATE_J > _COMPILE_J)
@@ -716,12 +719,16 @@ class ModelSupport:
 
     slots: bool
     fused: FusedLayers | None = None
+    problem: str = "does not use full attention in all layers"
+    """Why it cannot be used with slots."""
 
 
 def check_model(model: Any) -> ModelSupport:
     """Full attention in all layers through the attention interface of transformers, and the same logits as without; on
     a GPU with joined layers if these give the same logits, too."""
     config = model.config
+    if quantization_of(model) == "int8":
+        return ModelSupport(False, problem="has int8 weights, whose products depend on the other rows of a batch")
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     named = {"attention_mask", "position_ids", "logits_to_keep"} <= forward_arguments(model)
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None

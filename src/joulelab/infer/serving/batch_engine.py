@@ -39,6 +39,7 @@ from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.infer.generation.static_decoder import (
     PromptReader,
     SlotCache,
+    capture_if_possible,
     check_model,
     compile_layer,
     compiled_layers,
@@ -54,14 +55,6 @@ _PROMPT_GROUPS = (16, 4, 1)
 # Requests for which every token is handed over by itself; twice as many get two at a time.
 _SINGLE_TOKEN_REQUESTS = 16
 _START_TIMEOUT_S = 900.0
-
-
-def _capture_prompts(read: Callable[[], None]) -> Callable[[], Any]:
-    try:
-        return capture_cuda_graph(read)
-    except RuntimeError:  # kernels of a quantization library may wait for the host
-        read()
-        return read
 
 
 class ServerBusy(JoulelabError):
@@ -94,7 +87,7 @@ class SlotBatch:
         self._places = [0] * slots
         self._graphs: dict[int, Callable[[], Tensor]] = {}
         self._prompts = PromptReader(
-            model, self._cache, self._prompt_groups, capture=_capture_prompts if self.is_asynchronous else None
+            model, self._cache, self._prompt_groups, capture=self._captured_prompts if self.is_asynchronous else None
         )
         self._compile_step = compile_step
         self.note = ""
@@ -208,17 +201,18 @@ class SlotBatch:
             except (RuntimeError, ImportError) as error:  # no C compiler, a layer that the compiler does not take
                 self._compile_step = False
                 reason = (str(error) or type(error).__name__).splitlines()[0][:120]
-                self.note = f"the model is not compiled, so that a token takes more time and energy: {reason}"
-        try:
-            return capture_cuda_graph(partial(self._forward, rows))
-        except RuntimeError as error:
-            kind = quantization_of(self._model)
-            if kind is None:
-                raise
-            # Kernels of a quantization library may wait for the host, which a graph cannot contain.
-            reason = (str(error) or type(error).__name__).splitlines()[0][:120]
-            self.note = f"{kind}: steps run without CUDA graphs, because its kernels cannot be captured: {reason}"
-            return partial(self._forward, rows)
+                self._keep_note(f"the model is not compiled, so that a token takes more time and energy: {reason}")
+        step = partial(self._forward, rows)
+        return capture_if_possible(self._model, step, self._keep_note) or step
+
+    def _captured_prompts(self, read: Callable[[], None]) -> Callable[[], Any]:
+        graph = capture_if_possible(self._model, read, self._keep_note)
+        if graph is None:
+            read()  # otherwise the calls before the capture have done it
+        return graph or read
+
+    def _keep_note(self, text: str) -> None:
+        self.note = text
 
     def _forward(self, rows: int) -> Tensor:
         places_R = self._cache.places_R[:rows]
@@ -270,7 +264,7 @@ class BatchEngine:
         support = check_model(model)
         if not support.slots:
             raise ConfigError(
-                f"{type(model).__name__} does not use full attention in all layers, which `joulelab serve` needs",
+                f"{type(model).__name__} {support.problem}, so `joulelab serve` cannot serve it",
                 "serve it with vLLM or SGLang and measure that server: joulelab infer --server URL",
             )
         self.tokenizer, self.context, self.slots, self.max_waiting = tokenizer, context, slots, max_waiting

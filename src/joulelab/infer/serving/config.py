@@ -42,7 +42,7 @@ from joulelab.runs import environment
 from joulelab.runs.spec import RunSpec
 from joulelab.zoo.quantization import is_quantized, quantization_packages, require_quantization
 
-ServedDtype = Literal["auto", "fp32", "bf16", "fp16", "int8", "nf4", "fp8", "fp8-weights", "int4"]
+ServedDtype = Literal["auto", "fp32", "bf16", "fp16", "nf4", "fp8", "fp8-weights", "int4"]
 LOOPBACK = "127.0.0.1"
 """`joulelab serve` listens here only."""
 DEFAULT_CONTEXT = 2048
@@ -79,6 +79,12 @@ class ServedModel:
     ) -> ServedModel:
         """Raises before anything is loaded if the model cannot be served with these settings. Without `batch_size`, as
         many answers at once as the default, or as `concurrency` if that is more."""
+        if dtype == "int8":
+            raise ConfigError(
+                "--dtype int8: LLM.int8() rounds the rows of a batch together, so an answer would change with the "
+                "requests next to it",
+                "use nf4 or fp8-weights",
+            )
         lookup.require_packages("joulelab serve", "torch", "transformers", *quantization_packages(dtype))
         model = f"{sources.SAMPLE_PREFIX}{model}" if model in sources.SAMPLES else model
         require_weights(model, model)
