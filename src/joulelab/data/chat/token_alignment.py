@@ -17,8 +17,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,19 +26,11 @@ from joulelab.data.chat.encoding import EncodedDocument, vocab_size_of
 from joulelab.errors import ConfigError
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "▁"
 _LOST = "\ufffc"  # a character that texts do not have
 _AFTER_NO_SPACE = (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")  # as decoders of WordPiece write them
-
-
-class Span(NamedTuple):
-    """Tokens of two documents that cover the same text: first token and the one after the last, of each."""
-
-    student_start: int
-    student_end: int
-    teacher_start: int
-    teacher_end: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +40,8 @@ class TokenBytes:
     pieces: tuple[bytes, ...]
     """By id; ids that are no token add nothing."""
     lengths: Ints
-    specials: frozenset[int]
-    """Ids of special tokens. They are part of no word: at the end of a document they mean that it ends."""
+    is_special: Bools
+    """By id. Special tokens are part of no word: at the end of a document they mean that it ends."""
     fallback: frozenset[int]
     """Ids of single bytes, for characters that have no token (SentencePiece)."""
 
@@ -73,21 +64,21 @@ class TokenBytes:
             specials.discard(unknown)
             pieces[unknown] = _LOST.encode()
         lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
-        return cls(tuple(pieces), lengths, frozenset(specials), frozenset(fallback))
+        is_special = np.isin(np.arange(len(pieces)), sorted(specials))
+        return cls(tuple(pieces), lengths, is_special, frozenset(fallback))
 
     def join(self, ids: Sequence[int] | Ints) -> bytes:
-        return b"".join(self.pieces[number] for number in np.asarray(ids).tolist())
+        return b"".join(map(self.pieces.__getitem__, np.asarray(ids).tolist()))
 
     def text(self, ids: Sequence[int] | Ints) -> str:
         """What the tokens say; special tokens and a character that ends in the middle are left out."""
-        whole = self.join([number for number in ids if int(number) not in self.specials])
+        whole = self.join([number for number in ids if not self.is_special[number]])
         return without_cut_character(whole).decode("utf-8", "replace")
 
     def text_bytes(self, document: EncodedDocument) -> int:
         """Bytes of the trained tokens; special tokens have none."""
         trained = document.ids[1:][document.trained[1:]]
-        is_text = ~np.isin(trained, np.fromiter(self.specials, dtype=np.int64, count=len(self.specials)))
-        return int(self.lengths[trained[is_text]].sum())
+        return int(self.lengths[trained[~self.is_special[trained]]].sum())
 
 
 def without_cut_character(text: bytes) -> bytes:
@@ -210,30 +201,33 @@ def _ids_by_text(tokens: TokenBytes) -> dict[tuple[bool, bytes], int]:
     found: dict[tuple[bool, bytes], int] = {}
     for number in order:
         if tokens.pieces[number]:
-            found.setdefault((number in tokens.specials, tokens.pieces[number]), number)
+            found.setdefault((bool(tokens.is_special[number]), tokens.pieces[number]), number)
     return found
 
 
 # spans
 
 
-def align(student: EncodedDocument, teacher: EncodedDocument, own: TokenBytes, other: TokenBytes) -> list[Span]:
-    """Spans of trained tokens of two encodings of one conversation or text, in order. Answers are paired by number, so
-    that chat templates may differ."""
-    found = []
+def align(student: EncodedDocument, teacher: EncodedDocument, own: TokenBytes, other: TokenBytes) -> Ints:
+    """Spans of trained tokens of two encodings of one conversation or text, in order: [S, 4], first token and the one
+    after the last of the student, then of the teacher. Answers are paired by number, so that chat templates may
+    differ."""
+    found = [np.empty((0, 4), dtype=np.int64)]
     for (start, end), (begin, stop) in zip(_answers(student), _answers(teacher), strict=False):
         text_end, text_stop = _without_end(student.ids, start, end, own), _without_end(teacher.ids, begin, stop, other)
         ends = text_end < end and text_stop < stop
-        for one in _spans(student.ids[start:text_end], teacher.ids[begin:text_stop], own, other, from_end=ends):
-            found.append(Span(one[0] + start, one[1] + start, one[2] + begin, one[3] + begin))
+        spans = _spans(student.ids[start:text_end], teacher.ids[begin:text_stop], own, other, from_end=ends)
+        found.append(spans + np.array([start, start, begin, begin]))
         if ends:
-            found.append(Span(text_end, end, text_stop, stop))
-    return [
-        span
-        for span in found
-        if student.trained[span.student_start : span.student_end].all()
-        and teacher.trained[span.teacher_start : span.teacher_end].all()
-    ]
+            found.append(np.array([[text_end, end, text_stop, stop]]))
+    spans = np.concatenate(found)
+    return spans[_all_trained(student, spans[:, :2]) & _all_trained(teacher, spans[:, 2:])]
+
+
+def _all_trained(document: EncodedDocument, spans_S2: Ints) -> Bools:
+    not_trained = np.concatenate([[0], np.cumsum(~document.trained)])
+    found: Bools = not_trained[spans_S2[:, 0]] == not_trained[spans_S2[:, 1]]
+    return found
 
 
 def _answers(document: EncodedDocument) -> list[tuple[int, int]]:
@@ -247,36 +241,37 @@ def _answers(document: EncodedDocument) -> list[tuple[int, int]]:
 
 
 def _without_end(ids: Ints, start: int, end: int, tokens: TokenBytes) -> int:
-    while end > start and int(ids[end - 1]) in tokens.specials:
+    while end > start and tokens.is_special[ids[end - 1]]:
         end -= 1
     return end
 
 
-def _spans(student: Ints, teacher: Ints, own: TokenBytes, other: TokenBytes, from_end: bool) -> list[Span]:
+def _spans(student: Ints, teacher: Ints, own: TokenBytes, other: TokenBytes, from_end: bool) -> Ints:
     """Of two token sequences; `from_end`: both end where the text ends, so that they can be aligned from there too."""
     mine, theirs = _Positions.in_bytes(student, own), _Positions.in_bytes(teacher, other)
-    if mine.text != theirs.text:
-        mine, theirs = _Positions.in_letters(student, own), _Positions.in_letters(teacher, other)
     before = _common_prefix(mine.text, theirs.text)
-    cuts = [(0, 0), *_cuts(mine, theirs, 0, before, shift=0)]
-    spans = [Span(*one) for one in _between(cuts)]
+    is_cut = before == min(len(mine.text), len(theirs.text)) and not from_end  # one of them ends earlier
+    if mine.text != theirs.text and not is_cut:
+        mine, theirs = _Positions.in_letters(student, own), _Positions.in_letters(teacher, other)
+        before = _common_prefix(mine.text, theirs.text)
+    spans = _between(np.concatenate([[[0, 0]], _cuts(mine, theirs, 0, before, shift=0)]))
     if mine.text == theirs.text:
-        return _with_blank_end(spans, len(student), len(teacher))
+        if len(spans):
+            spans[-1, [1, 3]] = len(student), len(teacher)  # tokens without letters after the last span belong to it
+        return spans
     if from_end:
         shift = len(theirs.text) - len(mine.text)
         shortest = min(len(mine.text), len(theirs.text))
         after = min(_common_prefix(mine.text[::-1], theirs.text[::-1]), shortest - before)
-        spans += [Span(*one) for one in _between(_cuts(mine, theirs, len(mine.text) - after, len(mine.text), shift))]
+        cuts = _cuts(mine, theirs, len(mine.text) - after, len(mine.text), shift)
+        spans = np.concatenate([spans, _between(cuts)])
     return spans
 
 
-def _between(cuts: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, int]]:
-    return [(a, b, c, d) for (a, c), (b, d) in pairwise(cuts) if b > a and d > c]
-
-
-def _with_blank_end(spans: list[Span], student: int, teacher: int) -> list[Span]:
-    """Tokens without letters after the last span belong to it."""
-    return [*spans[:-1], spans[-1]._replace(student_end=student, teacher_end=teacher)] if spans else spans
+def _between(cuts: Ints) -> Ints:
+    spans = np.concatenate([cuts[:-1], cuts[1:]], axis=1)[:, [0, 2, 1, 3]]
+    found: Ints = spans[(spans[:, 1] > spans[:, 0]) & (spans[:, 3] > spans[:, 2])]
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,37 +284,32 @@ class _Positions:
     @classmethod
     def in_bytes(cls, ids: Ints, tokens: TokenBytes) -> _Positions:
         # A special token in the middle, such as the begin of a text, adds nothing that the other tokenizer could have.
-        lengths = np.where(_is_special(ids, tokens), 0, tokens.lengths[ids])
-        return cls(tokens.join(ids[~_is_special(ids, tokens)]), np.cumsum(lengths))
+        special = tokens.is_special[ids]
+        return cls(tokens.join(ids[~special]), np.cumsum(np.where(special, 0, tokens.lengths[ids])))
 
     @classmethod
     def in_letters(cls, ids: Ints, tokens: TokenBytes) -> _Positions:
         exact = cls.in_bytes(ids, tokens)
         assert isinstance(exact.text, bytes)
+        text = exact.text.decode("utf-8", "surrogateescape")  # bytes that are no character are one letter each
+        letters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        codes, which = np.unique(letters, return_inverse=True)
+        sizes, folded = zip(*map(_letter, codes.tolist()), strict=True) if len(codes) else ((), ())
         at = np.full(len(exact.text) + 1, -1, dtype=np.int64)
-        at[0], place, letters = 0, 0, []
-        done = 0
-        for letter, size in _letters(exact.text):
-            done += size
-            letters.append(_folded(letter))
-            place += len(letters[-1])
-            at[done] = place
-        return cls("".join(letters), at[exact.ends])
+        at[0] = 0
+        at[np.cumsum(_each(sizes)[which])] = np.cumsum(_each(list(map(len, folded)))[which])
+        return cls(text.translate(dict(zip(codes.tolist(), folded, strict=True))), at[exact.ends])
 
 
-def _is_special(ids: Ints, tokens: TokenBytes) -> NDArray[np.bool_]:
-    specials = np.fromiter(tokens.specials, dtype=np.int64, count=len(tokens.specials))
-    found: NDArray[np.bool_] = np.isin(ids, specials)
-    return found
+def _each(numbers: Sequence[int]) -> Ints:
+    return np.array(numbers, dtype=np.int64)
 
 
-def _letters(text: bytes) -> list[tuple[str, int]]:
-    """Characters with their number of bytes; bytes that are no character are U+FFFD each, as in a decoded text."""
-    found = []
-    for letter in text.decode("utf-8", "surrogateescape"):
-        broken = "\udc80" <= letter <= "\udcff"
-        found.append(("\ufffd", 1) if broken else (letter, len(letter.encode())))
-    return found
+def _letter(code: int) -> tuple[int, str]:
+    """Its number of bytes, and the letter without case, accents and spaces."""
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no character; U+FFFD in a decoded text
+        return 1, "\ufffd"
+    return len(chr(code).encode()), _folded(chr(code))
 
 
 @lru_cache(maxsize=65_536)
@@ -341,11 +331,11 @@ def _common_prefix(one: bytes | str, other: bytes | str) -> int:
     return low
 
 
-def _cuts(mine: _Positions, theirs: _Positions, first: int, last: int, shift: int) -> list[tuple[int, int]]:
-    """Numbers of tokens before each position between `first` and `last` at which tokens of both end. A token without
-    letters, such as a space, belongs to what follows it."""
+def _cuts(mine: _Positions, theirs: _Positions, first: int, last: int, shift: int) -> Ints:
+    """Numbers of tokens of both before each position between `first` and `last` at which tokens of both end: [C, 2]. A
+    token without letters, such as a space, belongs to what follows it."""
     own, own_at = np.unique(mine.ends, return_index=True)
     other, other_at = np.unique(theirs.ends - np.where(theirs.ends < 0, 0, shift), return_index=True)
     common, mine_at, theirs_at = np.intersect1d(own, other, assume_unique=True, return_indices=True)
     inside = (common > 0) & (common >= first) & (common <= last) & (own[mine_at] >= 0)
-    return list(zip((own_at[mine_at] + 1)[inside].tolist(), (other_at[theirs_at] + 1)[inside].tolist(), strict=True))
+    return np.stack([own_at[mine_at], other_at[theirs_at]], axis=1)[inside] + 1

@@ -36,7 +36,7 @@ from joulelab.data.chat.encoding import (
 )
 from joulelab.data.chat.packing import NOT_TRAINED, CausalBatch, PackedRows, causal_batch, pack
 from joulelab.data.chat.templates import CHATML, ChatTemplate, ConversationRefused, read_template, template_of
-from joulelab.data.chat.token_alignment import CommonVocabulary, Span, TokenBytes, align
+from joulelab.data.chat.token_alignment import CommonVocabulary, Ints, TokenBytes, align
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.data import data_rows, split_rows
 from joulelab.distill.causal.models import TEST, TRAIN, CausalContext, Split
@@ -172,23 +172,22 @@ class TokenizerPair:
             for (_, document), whole in zip(block, theirs, strict=True):
                 spans = align(document, whole, self.own, self.other)
                 # what follows the last span would be computed for nothing
-                used = spans[-1].teacher_end if spans else 1 + int(np.argmax(whole.trained))
+                used = int(spans[-1, 3]) if len(spans) else 1 + int(np.argmax(whole.trained))
                 cut = whole.cut(max(2, min(used, limit or used)))
                 self.count(document, spans, tally)
                 yield document, cut
 
-    def count(self, document: EncodedDocument, spans: Sequence[Span], tally: Counter[str]) -> None:
+    def count(self, document: EncodedDocument, spans: Ints, tally: Counter[str]) -> None:
+        first, end, teacher_first, teacher_end = spans.T
         tally["trained"] += document.trained_count
-        tally["aligned"] += sum(span.student_end - span.student_start for span in spans)
+        tally["aligned"] += int((end - first).sum())
         tally["spans"] += len(spans)
-        tally["with text"] += sum(int(document.ids[span.student_start]) not in self.own.specials for span in spans)
-        tally["one to one"] += sum(
-            span.student_end - span.student_start == span.teacher_end - span.teacher_start == 1 for span in spans
-        )
+        tally["with text"] += int((~self.own.is_special[document.ids[first]]).sum())
+        tally["one to one"] += int(((end - first == 1) & (teacher_end - teacher_first == 1)).sum())
 
     def completion(self, prompt: Prompt, ids: Sequence[int]) -> EncodedDocument:
         """The teacher's document of a completion that the student has written as these tokens."""
-        text, finished = self.own.text(ids), bool(ids) and ids[-1] in self.own.specials
+        text, finished = self.own.text(ids), bool(ids) and bool(self.own.is_special[ids[-1]])
         start, answer = encode_prompt(self.teacher, prompt), answer_ids(self.teacher, prompt, text, finished)
         if text[:1] == " " and text[:2] != "  " and self.other.join(answer).startswith(b"  "):
             # the tokenizer adds a space before every text, and this one begins with its own
@@ -204,7 +203,7 @@ class TokenizerPair:
         """Rows of the student with the teacher's rows of the same documents, which have the same numbers."""
         batch = causal_batch(packed, rows)
         own_BT = _numbers(batch)
-        found: list[tuple[int, int, EncodedDocument, list[Span]]] = []
+        found: list[tuple[int, int, EncodedDocument, Ints]] = []
         for place, number in enumerate(rows):
             offset = 0
             for source, start, length in packed.pieces_of(int(number)):
@@ -216,18 +215,17 @@ class TokenizerPair:
                 found.append((place, offset, theirs, spans))
                 offset += length
         # Documents without a span need no teacher; but a batch has at least one document.
-        used = [one for one in found if one[3]] or found[:1]
+        used = [one for one in found if len(one[3])] or found[:1]
         teacher, places = _packed(DocumentList([one[2] for one in used], documents.pad_id), packed.row_length)
         other_BT = _numbers(teacher)
-        collected = _Spans()
-        for (place, offset, _, some), (row, first) in zip(used, places, strict=True):
-            for span in some:
-                collected.add(
-                    own_BT[place, offset + span.student_start : offset + span.student_end].tolist(),
-                    other_BT[row, first + span.teacher_start : first + span.teacher_end].tolist(),
-                )
+        firsts: list[Ints] = []
+        sizes: list[Ints] = []
+        for (place, offset, _, spans), (row, first) in zip(used, places, strict=True):
+            firsts.append(np.stack([own_BT[place, offset + spans[:, 0]], other_BT[row, first + spans[:, 2]]]))
+            sizes.append(np.stack([spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2]]))
+        aligned = _batch_spans(np.concatenate(firsts, axis=1), np.concatenate(sizes, axis=1), batch.count)
         own = {name: getattr(batch, name) for name in CausalBatch.__dataclass_fields__}
-        return PairedBatch(**own, teacher=teacher, spans=collected.tensors(batch.count))
+        return PairedBatch(**own, teacher=teacher, spans=aligned)
 
     def targets(self, batch: CausalBatch, dense: DenseTargets) -> AlignedTargets:
         """Of a batch on its device; `dense` are the teacher's hidden states at its own trained tokens."""
@@ -272,31 +270,21 @@ def _packed(documents: DocumentList, row_length: int) -> tuple[CausalBatch, list
     return batch, [places[number] for number in range(len(documents))]
 
 
-class _Spans:
-    """Collects the spans of a batch."""
+def _batch_spans(first_2G: Ints, size_2G: Ints, count: int) -> BatchSpans:
+    """From the first token and the number of tokens of each span, of the student and of the teacher; `count`: trained
+    tokens of the student."""
+    rest, group = _other_tokens(first_2G[0], size_2G[0])
+    inside = np.concatenate([first_2G[0], rest])
+    order = np.concatenate([inside, np.setdiff1d(np.arange(count), inside)])
+    arrays = order, group, first_2G[1], *_other_tokens(first_2G[1], size_2G[1])
+    return BatchSpans(*map(torch.from_numpy, arrays))
 
-    def __init__(self) -> None:
-        self._firsts: list[int] = []
-        self._rest: list[int] = []
-        self._groups: list[int] = []
-        self._teacher_firsts: list[int] = []
-        self._teacher_rest: list[int] = []
-        self._teacher_groups: list[int] = []
 
-    def add(self, student: list[int], teacher: list[int]) -> None:
-        group = len(self._firsts)
-        self._firsts.append(student[0])
-        self._rest += student[1:]
-        self._groups += [group] * (len(student) - 1)
-        self._teacher_firsts.append(teacher[0])
-        self._teacher_rest += teacher[1:]
-        self._teacher_groups += [group] * (len(teacher) - 1)
-
-    def tensors(self, count: int) -> BatchSpans:
-        outside = np.setdiff1d(np.arange(count), [*self._firsts, *self._rest])
-        order = [*self._firsts, *self._rest, *outside.tolist()]
-        lists = (order, self._groups, self._teacher_firsts, self._teacher_rest, self._teacher_groups)
-        return BatchSpans(*(torch.tensor(one, dtype=torch.long) for one in lists))
+def _other_tokens(first_G: Ints, size_G: Ints) -> tuple[Ints, Ints]:
+    """The tokens of spans after their first ones, and the span of each."""
+    group_R = np.repeat(np.arange(len(first_G)), size_G - 1)
+    before_G = np.cumsum(size_G - 1) - (size_G - 1)
+    return first_G[group_R] + np.arange(len(group_R)) - before_G[group_R] + 1, group_R
 
 
 @dataclass(frozen=True, eq=False)
