@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "distill" / "causal"))
 from tiny_llama import WORDS, make_tokenizer, write_teacher
 
 from joulelab.errors import ConfigError, NotFoundError
-from joulelab.evaluate import harness
+from joulelab.evaluate import exact_answers, harness
 from joulelab.evaluate.exact_answers import (
     Question,
     ScoredContinuation,
@@ -23,6 +23,7 @@ from joulelab.evaluate.exact_answers import (
     same_answer,
 )
 from joulelab.evaluate.harness import TaskFigure, _require_known, harness_figures, require_tasks
+from joulelab.infer.generation.completions import encode_prompt
 from joulelab.zoo.pretrained import load_causal_lm
 
 
@@ -57,13 +58,37 @@ def test_a_model_that_knows_the_answers_is_right_and_counted_question_by_questio
     wrong = [Question(requested(start), choices[start][0], choices[start]) for start in range(12)]
     ticks = []
     graded = grade_answers(
-        model, tokenizer, [*chosen, *wrong], batch_size=4, max_new_tokens=4, tick=lambda *so_far: ticks.append(so_far)
+        model, tokenizer, [*chosen, *wrong], max_new_tokens=4, tick=lambda *so_far: ticks.append(so_far)
     )
     right = [answer.right for answer in graded]
     assert sum(right[:12]) >= 10 and sum(right[12:]) <= 2
     assert ticks[-1][0] == 24
     output_text = [Question(requested(0), " ".join(WORDS[4:12])), Question(requested(0), "w4 w4")]
-    assert grade_answers(model, tokenizer, output_text, batch_size=2, max_new_tokens=12)[1].right is False
+    assert grade_answers(model, tokenizer, output_text, max_new_tokens=12)[1].right is False
+
+
+@pytest.mark.parametrize(("most", "calls"), [(60, 4), (1000, 2)])
+def test_a_prompt_is_read_once_for_choices_of_one_token_and_calls_have_a_limit_of_tokens(
+    counter, monkeypatch, most, calls
+):
+    model, tokenizer = counter
+    monkeypatch.setattr(exact_answers, "_TOKENS_AT_ONCE", {False: (60, most)})
+    questions = [Question(requested(start), "w4", ("w4", "w9", "w2")) for start in range(9)]
+    questions.append(Question([{"role": "user", "content": " ".join(WORDS) * 4}], "w4", ("w4", "w5 w6", "w5 w7")))
+    read, ticks = [], []
+    hook = model.register_forward_pre_hook(lambda *call: read.append(call[2]["input_ids"].shape), with_kwargs=True)
+    graded = grade_answers(model, tokenizer, questions, max_new_tokens=4, tick=lambda *so_far: ticks.append(so_far))
+    hook.remove()
+    assert sum(rows for rows, _ in read) == 9 + 2, "w5 w6 and w5 w7 are predicted from the same text"
+    assert len(read) == calls and all(rows * width <= most for rows, width in read[:-1]) and read[-1][0] == 2
+    assert ticks[-1][1] <= sum(rows * width for rows, width in read), "tokens that were read, without padding"
+    widths = [width for _, width in read]
+    assert widths[-1] > 4 * widths[-2], "a long text does not pad the others"
+    for question, answer in zip(questions, graded, strict=True):
+        ids = encode_prompt(tokenizer, question.prompt)
+        endings = [tokenizer(choice).input_ids for choice in question.choices]
+        scores = [mean_log_probabilities(model, [ScoredContinuation(ids, ending)])[0] for ending in endings]
+        assert answer.given == question.choices[scores.index(max(scores))]
 
 
 @pytest.mark.parametrize(

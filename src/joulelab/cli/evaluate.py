@@ -65,7 +65,7 @@ def evaluate(
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Items per task (default: all).")] = None,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", help="Questions scored per call (default: 8).")
+        int | None, typer.Option("--batch-size", help="Items per call in --tasks (default: 8).")
     ] = None,
     precision: Annotated[
         str | None,

@@ -50,8 +50,8 @@ class EvaluateSpec(RunSpec):
     chat_template: Literal["auto", "on", "off"] = "auto"
     """Format prompts with the model's chat template; auto: if the model has one. The record has its SHA-256."""
     batch_size: int = Field(8, ge=1)
-    """Questions scored per call. Answers that the model writes are generated as many at a time as fit into a GPU's
-    memory, 32 on a CPU."""
+    """Items per call in tasks of the harness. Questions of `data` are scored as many at a time as have 16,384 tokens
+    (4,096 on a CPU); answers are generated as many at a time as fit into a GPU's memory, 32 on a CPU."""
     precision: Literal["auto", "fp32", "bf16", "fp16", Quantization] = "auto"
     """Type of the weights; auto: bf16 on a GPU, fp32 elsewhere. Quantized: int8, nf4 (extra bitsandbytes), fp8,
     fp8-weights, int4 (extra torchao)."""

@@ -187,7 +187,7 @@ def _graded(
 
     graded = grade_answers(
         model, tokenizer, questions,
-        batch_size=spec.batch_size, max_new_tokens=spec.max_new_tokens, tick=count, grader=spec.grader,
+        max_new_tokens=spec.max_new_tokens, tick=count, grader=spec.grader,
     )  # fmt: skip
     return graded_items(questions, graded)
 

@@ -7,7 +7,7 @@ it is one, as a formula character by character, and otherwise as SQuAD does.
 SQuAD's normalization (Rajpurkar et al., 2016) ignores case, punctuation, English articles and spacing. That suits
 names, but it would equate 1.5 with 15, -5 with 5 and 1,2,3 with 123. An empty text means "not answerable".
 
-Shapes: B rows, T tokens, K scored tokens, V vocabulary.
+Shapes: B texts, R choices, T tokens, K scored tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -33,6 +33,10 @@ from joulelab.infer.generation.completions import Prompt, as_messages, encode_pr
 from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.settings import GenerationSettings
 
+# Tokens that are read in one call when choices are scored, on a CPU and on a GPU: from the first number on, texts that
+# would add much padding wait for the next call.
+_TOKENS_AT_ONCE = {False: (256, 4_096), True: (4_096, 16_384)}
+_LONGEST_TO_SHORTEST = 1.2
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -179,7 +183,6 @@ def grade_answers(
     tokenizer: Any,
     questions: Sequence[Question],
     *,
-    batch_size: int,
     max_new_tokens: int,
     tick: Tick = lambda samples, tokens: None,
     grader: Grader = "text",
@@ -191,7 +194,7 @@ def grade_answers(
     free = [number for number, question in enumerate(questions) if not question.choices]
     graded = [GradedAnswer("", False)] * len(questions)
     done, tokens = 0, 0
-    for place, found, read in _likeliest_choices(model, tokenizer, [questions[k] for k in choosing], batch_size):
+    for place, found, read in _likeliest_choices(model, tokenizer, [questions[k] for k in choosing]):
         number = choosing[place]
         graded[number] = GradedAnswer(found, found == questions[number].answer)
         done, tokens = done + 1, tokens + read
@@ -218,18 +221,37 @@ def graded_items(questions: Sequence[Question], graded: Sequence[GradedAnswer]) 
 
 
 def _likeliest_choices(
-    model: nn.Module, tokenizer: Any, questions: Sequence[Question], batch_size: int
+    model: nn.Module, tokenizer: Any, questions: Sequence[Question]
 ) -> Iterator[tuple[int, str, int]]:
-    """Index, most likely choice and number of tokens of each question, sorted by length to reduce padding."""
+    """Index, most likely choice and number of tokens read of each question, sorted by length to reduce padding."""
     rows = [_with_choices(tokenizer, question) for question in questions]
     order = sorted(range(len(rows)), key=lambda place: len(rows[place][0].prompt))
-    flat = [row for place in order for row in rows[place]]
-    starts = range(0, len(flat), batch_size)
-    scores = chain.from_iterable(mean_log_probabilities(model, flat[start : start + batch_size]) for start in starts)
+    enough, most = _TOKENS_AT_ONCE[next(model.parameters()).device.type == "cuda"]
+    for places in _batches(order, rows, enough, most):
+        scores = iter(mean_log_probabilities(model, [row for place in places for row in rows[place]]))
+        for place in places:
+            own = list(islice(scores, len(rows[place])))
+            best = max(range(len(own)), key=own.__getitem__)
+            yield place, questions[place].choices[best], sum(map(len, _inputs(rows[place])))
+
+
+def _batches(
+    order: Sequence[int], rows: Sequence[Sequence[ScoredContinuation]], enough: int, most: int
+) -> Iterator[list[int]]:
+    """Questions that are scored together, at least one."""
+    found: list[int] = []
+    texts: list[int] = []
     for place in order:
-        own = list(islice(scores, len(rows[place])))
-        best = max(range(len(own)), key=own.__getitem__)
-        yield place, questions[place].choices[best], sum(len(row.prompt) + len(row.ending) for row in rows[place])
+        own = [len(text) for text in _inputs(rows[place])]
+        longest = max(texts + own)
+        is_padded = len(texts) * max(texts, default=0) >= enough and longest > _LONGEST_TO_SHORTEST * min(texts)
+        if found and (is_padded or len(texts + own) * longest > most):
+            yield found
+            found, texts = [], []
+        found.append(place)
+        texts += own
+    if found:
+        yield found
 
 
 class ScoredContinuation(NamedTuple):
@@ -237,6 +259,16 @@ class ScoredContinuation(NamedTuple):
 
     prompt: list[int]
     ending: list[int]
+
+    @property
+    def input(self) -> tuple[int, ...]:
+        """What the model reads; the last token is only predicted."""
+        return (*self.prompt, *self.ending[:-1])
+
+
+def _inputs(rows: Sequence[ScoredContinuation]) -> list[tuple[int, ...]]:
+    """Each once: choices of one token, such as A and B, are predicted from the same text."""
+    return list(dict.fromkeys(row.input for row in rows))
 
 
 def _with_choices(tokenizer: Any, question: Question) -> list[ScoredContinuation]:
@@ -249,29 +281,34 @@ def _with_choices(tokenizer: Any, question: Question) -> list[ScoredContinuation
 
 @torch.no_grad()
 def mean_log_probabilities(model: nn.Module, rows: Sequence[ScoredContinuation]) -> list[float]:
-    """Mean log-probability per token of each ending. Rows are padded on the left, so that all endings are aligned."""
+    """Mean log-probability per token of each ending. Texts are padded on the left, so that all ends are aligned."""
     device = next(model.parameters()).device
-    was_training, longest = model.training, max(len(row.ending) for row in rows)
-    width = max(len(row.prompt) for row in rows) + longest
-    ids_BT = torch.zeros(len(rows), width, dtype=torch.int64)
+    texts = _inputs(rows)
+    place_of = {text: place for place, text in enumerate(texts)}
+    longest, width = max(len(row.ending) for row in rows), max(map(len, texts))
+    ids_BT = torch.zeros(len(texts), width, dtype=torch.int64)
     mask_BT = torch.zeros_like(ids_BT)
+    for number, text in enumerate(texts):
+        ids_BT[number, width - len(text) :] = torch.tensor(text)
+        mask_BT[number, width - len(text) :] = 1
+    ending_RK = torch.zeros(len(rows), longest, dtype=torch.int64)
     for number, row in enumerate(rows):
-        whole = torch.tensor([*row.prompt, *row.ending])
-        ids_BT[number, width - len(whole) :] = whole
-        mask_BT[number, width - len(whole) :] = 1
+        ending_RK[number, longest - len(row.ending) :] = torch.tensor(row.ending)
+    was_training = model.training
     model.eval()
     try:
         logits_BKV: Tensor = model(
             input_ids=ids_BT.to(device),
             attention_mask=mask_BT.to(device),
             position_ids=(mask_BT.cumsum(1) - 1).clamp(min=0).to(device),
-            logits_to_keep=longest + 1,
+            logits_to_keep=longest,
         ).logits
     finally:
         model.train(was_training)
-    log_BKV = torch.log_softmax(logits_BKV[:, :-1].float(), -1)
-    scores_BK = log_BKV.gather(-1, ids_BT[:, -longest:, None].to(device)).squeeze(-1).cpu()
-    return [float(scores_BK[number, longest - len(row.ending) :].mean()) for number, row in enumerate(rows)]
+    log_BKV = torch.log_softmax(logits_BKV.float(), -1)
+    text_R1 = torch.tensor([place_of[row.input] for row in rows])[:, None]
+    scores_RK = log_BKV[text_R1.to(device), torch.arange(longest, device=device), ending_RK.to(device)].cpu()
+    return [float(scores_RK[number, longest - len(row.ending) :].mean()) for number, row in enumerate(rows)]
 
 
 def _read_jsonl(path: Path) -> Iterator[Question]:

@@ -214,8 +214,7 @@ def _exact_answers(context: CausalContext, model: nn.Module, stage: Stage, token
     questions = read_questions(quality.answers, quality.answer_items, chat)
     graded = grade_answers(
         model, tokenizer, questions,
-        batch_size=context.spec.eval_batch_size, max_new_tokens=quality.answer_tokens,
-        tick=context.runner.counter(stage), grader=quality.grader,
+        max_new_tokens=quality.answer_tokens, tick=context.runner.counter(stage), grader=quality.grader,
     )  # fmt: skip
     return graded_items(questions, graded)
 
