@@ -36,9 +36,23 @@ def test_stages_that_alternate_have_few_lines(capsys):
         for _ in range(40):
             for name in ("student.generate", "student.train"):
                 watching.stage(name, None)
+                watching.advance(1, "some text")
                 watching.finish()
     names = [line.split()[0] for line in capsys.readouterr().err.splitlines()]
     assert names.count("student.generate") == names.count("student.train") == 7  # 1 to 4, 8, 16, 32
+
+
+def test_a_stage_that_is_interrupted_at_once_has_no_line_for_it(capsys):
+    """On-policy training begins with the student's completions."""
+    with PlainProgress() as watching:
+        watching.stage("student.train", None)
+        watching.stage("student.generate", None)
+        watching.advance(1, "20 tokens so far")
+        watching.stage("student.train", None)
+        watching.advance(1, "loss 1 by step 1")
+        watching.stage("teacher.evaluate", None)  # short as well, but the only one
+    names = [line.split()[0] for line in capsys.readouterr().err.splitlines()]
+    assert names == ["student.generate", "student.train", "teacher.evaluate"]
 
 
 def test_lines_on_stderr_are_wrapped_between_words_on_a_terminal_only(monkeypatch, capsys):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_tokenizer import byte_level_tokenizer
 
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.zoo.pretrained import causal_lm_config, load_causal_lm, load_tokenizer, save_hf
@@ -83,3 +84,13 @@ def test_weights_that_would_run_code_or_are_no_weights_are_refused(tmp_path: Pat
     with pytest.raises(ConfigError, match="corrupted, or contains more than tensors"):
         load_causal_lm(str(tmp_path))
     assert not (tmp_path / "ran").exists()
+
+
+def test_spaces_before_punctuation_survive_in_a_byte_level_vocabulary(tmp_path: Path) -> None:
+    """Files and versions of transformers that ask for cleaning: it would change answers, or warn that it does not."""
+    tokenizer = byte_level_tokenizer(["well , it is so ."] * 9)
+    tokenizer.clean_up_tokenization_spaces = True
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(str(tmp_path))
+    assert not loaded.clean_up_tokenization_spaces
+    assert loaded.decode(loaded("well , it is so .", add_special_tokens=False).input_ids) == "well , it is so ."

@@ -212,12 +212,14 @@ def _one_line(cell: str) -> str:
 
 
 _FIRST_SEGMENTS = 4
+_SHORTEST_SEGMENT_S = 0.01
 
 
 class PlainProgress:
     """One line per finished stage, for logs of batch jobs; the segments of a stage in a row share a line. A stage that
-    alternates with others has lines after its segments 1 to 4, 8, 16, 32, ..., with the time since its last line. Setup
-    is stated separately, so that the time of a stage is that of its record.
+    alternates with others has lines after its segments 1 to 4, 8, 16, 32, ..., with the time since its last line; a
+    segment that another stage interrupts at once has none. Setup is stated separately, so that the time of a stage is
+    that of its record.
 
     `stages=False` leaves out stages and messages other than warnings: a group has a line per member instead.
     """
@@ -241,6 +243,9 @@ class PlainProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end_line()
+        for name, (seconds, setup_s) in self._unshown_s.items():
+            if name not in self._segments:
+                self.line(_stage_line(name, seconds, setup_s, ""))
 
     def stage(self, name: str, total: int | None) -> None:
         if name != self._stage:
@@ -276,7 +281,9 @@ class PlainProgress:
 
     def _end_line(self) -> None:
         self.finish()
-        if self._stage and self._stages:
+        if self._stage and self._stages and not self._text and self._seconds + self._setup_s < _SHORTEST_SEGMENT_S:
+            self._unshown_s[self._stage] = self._seconds, self._setup_s
+        elif self._stage and self._stages:
             number = self._segments[self._stage] = self._segments.get(self._stage, 0) + 1
             if number <= _FIRST_SEGMENTS or number & (number - 1) == 0:
                 self.line(_stage_line(self._stage, self._seconds, self._setup_s, self._text))

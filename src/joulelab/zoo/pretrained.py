@@ -99,7 +99,12 @@ class _ModelLocation:
 
 
 def load_tokenizer(name: str) -> Any:
-    return _read("AutoTokenizer", _locate_model(name))
+    tokenizer = _read("AutoTokenizer", _locate_model(name))
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None and type(backend.model).__name__ == "BPE":
+        # Removing spaces before punctuation is for WordPiece; some files and transformers 5.17 ask for it anyway.
+        tokenizer.clean_up_tokenization_spaces = False
+    return tokenizer
 
 
 def _read(kind: str, place: _ModelLocation) -> Any:

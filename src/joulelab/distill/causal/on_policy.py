@@ -377,7 +377,9 @@ class Rollouts:
             def tick(progress: GenerationProgress) -> None:
                 before = sum(len(answers) for _, answers in found)
                 tokens = sum(len(one.ids) for _, answers in found for one in answers) + progress.generated_tokens
-                context.run.progress.advance(before + progress.answers, f"{self._totals['tokens'] + tokens:,} tokens")
+                context.run.progress.advance(
+                    before + progress.answers, f"{self._totals['tokens'] + tokens:,} tokens so far"
+                )
                 if ranks.world == 1:  # other ranks would wait for this one
                     context.run.stop.check()
 
