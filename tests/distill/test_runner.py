@@ -51,6 +51,14 @@ def test_a_run_ends_after_its_last_phase_and_later_runs_reuse_what_it_made(tmp_p
     assert {ancestor.name for ancestor in whole.inherited} == {"data", "teacher"}
 
 
+@pytest.mark.parametrize(("on_gpu", "until", "count"), [(True, "train", 1), (True, "data", 0), (False, "train", 0)])
+def test_training_in_fp32_on_a_gpu_is_noted(tmp_path, monkeypatch, on_gpu, until, count):
+    monkeypatch.setattr("joulelab.runs.environment.uses_gpu", lambda device: on_gpu)
+    record = run(tmp_path, until=until)
+    texts = [note.text for note in record.validity.notes if "training in fp32" in note.text]
+    assert len(texts) == count and all("training.precision=bf16" in text for text in texts)
+
+
 def test_one_attempt_per_phase_makes_one_run(tmp_path):
     paths = create_run(tmp_path, check(SETTINGS))
     for phase in ("data", "teacher", "train"):

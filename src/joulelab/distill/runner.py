@@ -33,6 +33,7 @@ from joulelab.data import sources
 from joulelab.data.splits import duplicate_note
 from joulelab.distill.config import DistillSpec
 from joulelab.evaluate.evaluators import FILE, EvaluatorResults, TrainedStudent, load_evaluator, run_evaluator
+from joulelab.runs import environment
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.paths import read_json, write_json
@@ -93,6 +94,9 @@ class StageSpec:
 
 
 PREPROCESS = StageSpec("data.preprocess", "data", "preprocess")
+_FP32_ON_A_GPU = (
+    "training in fp32 uses no tensor cores: training.precision=bf16 took a fifth of the energy for BERT-base on an H200"
+)
 
 
 def evaluation_stage(role: str) -> StageSpec:
@@ -116,6 +120,9 @@ def run_recipe(run: RunContext, make_recipe: Callable[[Runner[DistillSpecT]], Re
         for name in spec.evaluators:
             load_evaluator(name)
         require_energy_reading(run, *spec.trainings)
+        in_fp32 = spec.until != "data" and any(training.precision == "fp32" for training in spec.trainings)
+        if in_fp32 and environment.uses_gpu(spec.device):
+            run.note(_FP32_ON_A_GPU)
         data = recipe.data()
         if spec.until == "data" or not run.includes("teacher"):
             return
