@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -267,7 +268,8 @@ class PlainProgress:
         self.line(text)
 
     def line(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        with suppress(BrokenPipeError):  # a reader that has left must not end the run
+            print(text, file=sys.stderr, flush=True)
 
     def setup(self, begin_ns: int, end_ns: int) -> None:
         self._setups.append((begin_ns, end_ns))

@@ -26,7 +26,7 @@ from joulelab.evaluate.config import EvaluateSpec
 from joulelab.evaluate.judging import GRADE, grades, win_rates
 from joulelab.infer.generation.completions import Generator, Prompt, as_messages
 from joulelab.infer.generation.engine import TransformersGenerator
-from joulelab.infer.generation.server import Endpoint, ServerGenerator
+from joulelab.infer.generation.server import Endpoint, ServerGenerator, server_energy_gap
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.infer.recipes import cast_model
 from joulelab.runs.context import RunContext, Stage
@@ -175,9 +175,10 @@ def _load_judge(run: RunContext, spec: EvaluateSpec, device: torch.device) -> tu
     """The judge, and whether it has a chat template."""
     if spec.judge_server:
         server = ServerGenerator(judge_endpoint(spec), spec.judge, GRADE, metered_gpus=spec.energy.gpus)
-        if server.energy_gap:
-            run.warn(f"evaluate.judge: {server.energy_gap}")
-            run.unmetered_work("evaluate.judge", server.identity, server.energy_gap)
+        gap = server.energy_gap or server_energy_gap(run.meter)
+        if gap:
+            run.warn(f"evaluate.judge: {gap}")
+            run.unmetered_work("evaluate.judge", server.identity, gap)
         return server, True
     tokenizer = load_tokenizer(spec.judge)
     # Never quantized: with a quantized model it computes in bf16, as that does.

@@ -36,10 +36,10 @@ def quantization_packages(*dtypes: str) -> list[str]:
 
 def require_quantization(kind: str, on_gpu: bool) -> None:
     """Check package and device before anything is loaded."""
-    lookup.require_packages(f"{kind} weights", *quantization_packages(kind))
     if kind in GPU_ONLY and not on_gpu:
         usable = ", ".join(name for name in QUANTIZATIONS if name not in GPU_ONLY)
         raise DeviceMissing(
             f"{kind} weights need an NVIDIA GPU: {PACKAGE[kind]} has no kernel for them on a CPU",
             f"use a GPU, or one of {usable}",
         )
+    lookup.require_packages(f"{kind} weights", *quantization_packages(kind))

@@ -9,10 +9,11 @@ import transformers
 
 from joulelab.cli.console import BarProgress, PlainProgress
 from joulelab.cli.options import budget_settings, parse_budget, script_settings
-from joulelab.distill.causal import generators, quality, students
+from joulelab.distill.causal import quality, students
 from joulelab.distill.causal.config import DATA_SCRIPTS, data_script_settings
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.evaluate.harness import TaskFigure
+from joulelab.infer.generation.server import server_energy_gap
 from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.report.export import bill_data
 from joulelab.report.tables.bill_tables import run_bill, sentences
@@ -169,8 +170,7 @@ def test_the_energy_of_a_remote_server_is_reported_missing(lab, tmp_path, monkey
 @pytest.mark.parametrize(("method", "seen"), [("counter", True), ("integrated", True), ("estimated", False)])
 def test_a_local_server_is_included_in_sensor_readings_but_not_in_cpu_time_estimates(method, seen):
     found = {"gpu": missing("none"), "cpu": EnergyFigure(energy_j=1.0, method=method)}
-    tracker_context = SimpleNamespace(run=SimpleNamespace(meter=SimpleNamespace(so_far=lambda: found)))
-    assert (generators.server_energy_gap(tracker_context) is None) is seen
+    assert (server_energy_gap(SimpleNamespace(so_far=lambda: found)) is None) is seen
 
 
 def test_a_randomly_initialized_student_can_start_from_the_teachers_embeddings(lab):

@@ -793,6 +793,11 @@ class CausalSpec(LanguageModelSpec):
                 "a teacher in this process gives whole distributions; remove it, or set teacher.server",
             ),
             (
+                self.pipeline == "on-policy" and self.on_policy.divergence != "jsd" and self.on_policy.beta != 0.5,
+                f"on_policy.beta={self.on_policy.beta:g} has no effect with on_policy.divergence="
+                f"{self.on_policy.divergence}; remove it, or set on_policy.divergence=jsd",
+            ),
+            (
                 self.pipeline == "on-policy" and self.generation.longest > data.row_length,
                 f"a prompt (generation.prompt_tokens) and its completion (generation.answer.max_new_tokens) have up to "
                 f"{self.generation.longest} tokens together, but data.row_length is {data.row_length}; lower one of "

@@ -86,7 +86,10 @@ def check_tokenizers(spec: CausalSpec) -> None:
 def _why_same_needed(spec: CausalSpec) -> tuple[str, str] | None:
     """Why this run cannot use different tokenizers, and what to do; None: it can."""
     if spec.student.layers is not None or spec.student.teacher_embeddings:
-        return "the student starts from the teacher's layers or embeddings, which belong to its ids", _SAME
+        setting = "student.teacher_embeddings=false" if spec.student.teacher_embeddings else "student.layers=null"
+        return "the student starts from the teacher's layers or embeddings, which belong to its ids", (
+            f"set {setting}, or use a teacher and a student of one family"
+        )
     if spec.pipeline == "on-policy" and spec.scores_on_server:
         return (
             "a teacher.server lists some tokens, but aligned spans need all probabilities",

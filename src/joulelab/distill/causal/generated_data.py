@@ -27,7 +27,7 @@ from joulelab.data.chat.conversations import ASSISTANT, PreferenceConversation, 
 from joulelab.data.chat.encoding import EncodedDocument, pad_id_of, write_documents
 from joulelab.data.splits import HashShares, split_of, text_id
 from joulelab.distill.causal.data import split_rows
-from joulelab.distill.causal.generators import SERVER_KEY, TeacherSource, server_energy_gap
+from joulelab.distill.causal.generators import SERVER_KEY, TeacherSource
 from joulelab.distill.causal.models import TEST, TRAIN, CausalContext, Split, load_student, weight_dtype
 from joulelab.distill.causal.teacher import (
     REPORT,
@@ -252,12 +252,12 @@ def _grader(context: CausalContext, name: str, identity: str) -> Generator:
             _load_judge_model(context), _judge_tokenizer(context), GRADE,
             identity=identity, batch_size=context.spec.generation.batch_size,
         )  # fmt: skip
-    from joulelab.infer.generation.server import ServerGenerator
+    from joulelab.infer.generation.server import ServerGenerator, server_energy_gap
 
     grader = ServerGenerator(
         server, name, GRADE, api_key=os.environ.get(SERVER_KEY), metered_gpus=context.spec.energy.gpus
     )
-    gap = grader.energy_gap or server_energy_gap(context)
+    gap = grader.energy_gap or server_energy_gap(context.run.meter)
     if gap:
         context.run.warn(f"{JUDGE_STAGE.name}: {gap}")
         context.run.unmetered_work(JUDGE_STAGE.name, grader.identity, gap)

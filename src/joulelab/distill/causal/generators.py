@@ -262,10 +262,3 @@ def _servable(context: CausalContext, teacher: TeacherSource, scratch: Path) -> 
     model = teacher.load()
     save_hf(model, context.tokenizer, scratch / "model")
     return str(scratch / "model"), None, end_ids(model, context.tokenizer)
-
-
-def server_energy_gap(context: CausalContext) -> str | None:
-    """Sensors of this machine include a server on it; an estimate from this program's CPU time does not."""
-    if any(figure.measured for figure in context.run.meter.so_far().values()):
-        return None
-    return "no sensor works on this machine, and an estimate from this program's CPU time does not include the server"

@@ -42,7 +42,6 @@ from joulelab.distill.causal.generators import (
     TeacherSource,
     engine_identity,
     local_generator,
-    server_energy_gap,
 )
 from joulelab.distill.causal.models import TRAIN, CausalContext, lm_head_weight
 from joulelab.distill.causal.objective import StudentSetup, Targets, TokenObjective, TrainingData
@@ -63,6 +62,7 @@ from joulelab.infer.generation.completions import (
     read_completions,
 )
 from joulelab.infer.generation.engine import TransformersGenerator
+from joulelab.infer.generation.server import server_energy_gap
 from joulelab.infer.generation.settings import PADDED_PROMPTS, GenerationSettings
 from joulelab.infer.generation.static_decoder import ENOUGH_ROWS
 from joulelab.runs.artifacts import Artifact
@@ -110,7 +110,7 @@ def _server_teacher(context: CausalContext) -> ServerTeacher:
         str(spec.teacher.server), spec.teacher.model, spec.on_policy.listed_tokens, context.vocabulary,
         spec.energy.gpus, os.environ.get(SERVER_KEY),
     )  # fmt: skip
-    gap = teacher.energy_gap or server_energy_gap(context)
+    gap = teacher.energy_gap or server_energy_gap(context.run.meter)
     if gap:
         context.run.warn(f"{SCORE[0]}: {gap}")
         context.run.unmetered_work(SCORE[0], teacher.identity, gap)

@@ -44,7 +44,8 @@ def require_scores(address: str, model: str, listed: int, api_key: str | None) -
         endpoint.require_reachable()
         _read_scores(endpoint.post("/completions", body), [0, 1], listed, 2)
     except JoulelabError as error:
-        raise ConfigError(f"teacher.server cannot score the student's tokens: {error.message}", error.hint) from error
+        hint = _HINT if "prompt_logprobs" in error.message else error.hint
+        raise ConfigError(f"teacher.server cannot score the student's tokens: {error.message}", hint) from error
 
 
 class ServerTeacher:

@@ -25,7 +25,6 @@ from joulelab.distill.causal.generators import (
     TeacherSource,
     choose_engine,
     make_generator,
-    server_energy_gap,
 )
 from joulelab.distill.causal.models import TEST, TRAIN, CausalContext, lm_head_weight
 from joulelab.distill.logit_cache.cache_store import (
@@ -57,6 +56,7 @@ from joulelab.infer.generation.completions import (
 )
 from joulelab.infer.generation.sampler import SAMPLING
 from joulelab.infer.generation.server import SAMPLING as REQUEST_SAMPLING
+from joulelab.infer.generation.server import server_energy_gap
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import Stage
 from joulelab.runs.paths import read_json, write_json
@@ -321,7 +321,9 @@ class _GenerationWork:
         generator = make_generator(self.context, self.teacher, self.chosen, self.prompts, self.stage_name)
         with ExitStack() as undo:
             undo.callback(close_generator, generator)
-            gap = generator.energy_gap or (server_energy_gap(self.context) if self.chosen.name == "server" else None)
+            gap = generator.energy_gap or (
+                server_energy_gap(self.context.run.meter) if self.chosen.name == "server" else None
+            )
             report = {"generator": generator.identity, "energy_gap": gap}
             self._record_gap(report)
             write_json(folder / REPORT, report)

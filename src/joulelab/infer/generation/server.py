@@ -35,6 +35,7 @@ from joulelab.infer.generation.completions import Completion, FinishReason, Prom
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.meter.sensors.gpu_selection import select_gpus
 from joulelab.meter.sensors.nvml import compute_pids, opened_cards
+from joulelab.meter.session import Meter
 from joulelab.total_timeout import timed_opener
 from joulelab.units import plural
 
@@ -373,6 +374,13 @@ def _seed(seed: int, prompt: object, answer: int) -> int:
     prompts, their answers would be sampled by the same random numbers."""
     text = f"{seed}:{answer}:{json.dumps(prompt)}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little") >> 1
+
+
+def server_energy_gap(meter: Meter) -> str | None:
+    """Sensors of this machine include a server on it; an estimate from this program's CPU time does not."""
+    if any(figure.measured for figure in meter.so_far().values()):
+        return None
+    return "no sensor works on this machine, and an estimate from this program's CPU time does not include the server"
 
 
 class ServerGenerator:

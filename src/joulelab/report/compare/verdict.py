@@ -391,6 +391,12 @@ def _caveats(comparison: Comparison) -> list[str]:
     if unknown:
         texts.append(f"Not included (energy unknown): {listed(unknown)}.")
     texts += teacher_evaluation_sentences(comparison)
+    live = [row.label for row in comparison.rows if row.teacher_share and row.role != "teacher" and _teaches_live(row)]
+    if live:
+        texts.append(
+            f"The teacher of {listed(live)} computes during the student's training: energy without the teacher "
+            "includes these passes, which cannot be separated, and the teacher's share does not."
+        )
     other_sensors = [row.label for row in comparison.methods if row.full_ratio and not row.full_ratio.same_devices]
     if other_sensors:
         texts.append(
@@ -398,6 +404,16 @@ def _caveats(comparison: Comparison) -> list[str]:
             "intervals of their ratios include the gain errors of both."
         )
     return texts
+
+
+def _teaches_live(row: Row) -> bool:
+    """Whether a teacher computes inside the stages of the student's training."""
+    specs = [run.record.spec for run in row.runs]
+    return any(
+        spec.get("pipeline") == "distilbert"
+        or (spec.get("pipeline") != "on-policy" and (spec.get("distill") or {}).get("teacher") == "live")
+        for spec in specs
+    )
 
 
 def chance_sentences(comparison: Comparison) -> list[str]:

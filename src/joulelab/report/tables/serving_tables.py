@@ -159,7 +159,9 @@ def latency_grid(rows: Sequence[ServingRow]) -> Grid:
         notes += [f"{_load_text(row).capitalize()}: {text}." for text in row.values["notes"]]
     lengths = f"{_tokens(rows, 'mean_input_tokens')} in, {_tokens(rows, 'mean_output_tokens')} out"
     where = {"cuda": "GPU", "cpu": "CPU"}.get(values["device"], "unknown hardware")
-    return make_grid(f"Serving {values['model']} ({values['server']}, {where}): {lengths}", titles, cells, _join(notes))
+    dtype = (values.get("engine") or {}).get("dtype")
+    how = ", ".join(filter(None, [values["server"], where, dtype]))
+    return make_grid(f"Serving {values['model']} ({how}): {lengths}", titles, cells, _join(notes))
 
 
 def energy_grid(rows: Sequence[ServingRow], record: RunRecord) -> Grid:
