@@ -55,6 +55,17 @@ def test_a_stage_that_is_interrupted_at_once_has_no_line_for_it(capsys):
     assert names == ["student.generate", "student.train", "teacher.evaluate"]
 
 
+def test_a_reader_that_leaves_does_not_end_the_run(monkeypatch):
+    def closed(*words, **settings):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("builtins.print", closed)
+    with PlainProgress() as watching:
+        watching.stage("student.train", None)
+        watching.advance(1, "loss 1 by step 1")
+        watching.write("warning: something")
+
+
 def test_lines_on_stderr_are_wrapped_between_words_on_a_terminal_only(monkeypatch, capsys):
     """A log keeps one line, which grep finds whole; a terminal broke words at its edge."""
     monkeypatch.setenv("COLUMNS", "30")

@@ -12,8 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "distill" / "causal"))  # 
 from tiny_llama import WORDS, make_model, make_tokenizer, write_teacher
 
 from joulelab import lookup
-from joulelab.evaluate import evaluate_pipeline, harness
+from joulelab.evaluate import evaluate_pipeline, harness, judged_answers
 from joulelab.evaluate.config import EvaluateSpec
+from joulelab.meter.figures import EnergyFigure
 from joulelab.runs.store import load_record
 
 METER = ["--estimate-cpu", "energy.gpus=none", "energy.sample_interval_s=0.1"]
@@ -324,3 +325,18 @@ def test_math_answers_are_compared_as_expressions():
     assert same_expression(r"The answer is \boxed{\{2, 1\}}", r"\{1, 2\}")
     assert not same_expression(r"\boxed{\frac{1}{3}}", "0.5")
     assert not same_answer(r"\boxed{\frac{1}{2}}", "0.5"), "what the plain comparison cannot see"
+
+
+@pytest.mark.parametrize(("method", "unmetered"), [("counter", 0), ("estimated", 1)])
+def test_a_judge_on_a_server_is_unmetered_where_only_cpu_time_is_estimated(monkeypatch, method, unmetered):
+    """An estimate is made from the CPU time of this program."""
+    server = SimpleNamespace(energy_gap=None, identity="judge at a server")
+    monkeypatch.setattr(judged_answers, "ServerGenerator", lambda *settings, **more: server)
+    found, calls = {"cpu": EnergyFigure(energy_j=1.0, method=method)}, []
+    run = SimpleNamespace(
+        meter=SimpleNamespace(so_far=lambda: found),
+        warn=calls.append, unmetered_work=lambda stage, name, gap: calls.append((stage, name)),
+    )  # fmt: skip
+    spec = SimpleNamespace(judge_server="http://127.0.0.1:9/v1", judge="m", energy=SimpleNamespace(gpus="all"))
+    judged_answers._load_judge(run, spec, None)
+    assert calls[1:] == [("evaluate.judge", "judge at a server")] * unmetered and len(calls) == 2 * unmetered

@@ -120,6 +120,7 @@ def test_presets_set_what_is_not_named():
             r"the 2 completions of one prompt \(generation.answer.n\) do not fit into a batch of 1 rows",
         ),
         ({"on_policy": {"listed_tokens": 64}}, "on_policy.listed_tokens=64 has no effect without teacher.server"),
+        ({"on_policy": {"divergence": "forward", "beta": 0.3}}, "on_policy.beta=0.3 has no effect with .*=forward"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(lab, changes, text):
@@ -373,6 +374,12 @@ def test_a_server_without_scores_and_settings_that_would_be_biased_are_refused(l
             check(lab.settings("on-policy", teacher={**server, "model": str(lab.teacher)}, **changes))
     with pytest.raises(ConfigError, match="cannot score the student's tokens: no server answers at"):
         server_teacher.require_scores(server["server"], "tiny", 3, None)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ConfigError) as refused:
+        unknown = JoulelabError("HTTP 400: unknown parameter 'prompt_logprobs'", "check the model name")
+        patch.setattr(server_teacher.Endpoint, "require_reachable", lambda endpoint: None)
+        patch.setattr(server_teacher.Endpoint, "post", lambda *request: (_ for _ in ()).throw(unknown))
+        server_teacher.require_scores(server["server"], "tiny", 3, None)
+    assert "for example vLLM" in refused.value.hint, "joulelab serve has no such extension"
     for reply, text in (
         ({"choices": [{"text": ""}]}, "no prompt_logprobs for a text of 2 tokens"),
         ({"choices": [{"prompt_logprobs": [None]}]}, "of 1 tokens for a text of 2"),

@@ -8,6 +8,8 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 
 import engine_stand_in
 import psutil
@@ -98,6 +100,30 @@ def test_a_rate_that_the_server_does_not_keep_up_with_is_reported_on_the_screen(
     assert "4/s *" in screen and "*: the load was not steady" in screen
     stage = next(one for one in shown(tmp_path)["stages"] if one["name"] == "serve.r4")
     assert not stage["samples"] and not stage["tokens"], "answers that are cut off would be missing"
+
+
+def test_a_level_at_which_all_requests_fail_leaves_the_levels_before_it(tiny_server, tmp_path, monkeypatch):
+    run = serving_pipeline.LoadRunner.run
+
+    def failing(runner, level, *settings):
+        load = run(runner, level, *settings)
+        failed = [replace(one, error="HTTP 429: 12 requests wait already") for one in load.requests]
+        return load if level.concurrency == 1 else replace(load, requests=tuple(failed))
+
+    monkeypatch.setattr(serving_pipeline.LoadRunner, "run", failing)
+    done = measure(tmp_path, "--server", tiny_server[0].url, "--concurrency", "1,2", *SHORT)
+    assert done.returncode == 1 and "requests at 2 concurrent requests failed: HTTP 429" in done.stderr
+    assert "--max-waiting" in done.stderr and "levels before this one are in the record" in done.stderr
+    found = shown(tmp_path)["findings"]
+    assert found["serve.c1"]["serving"]["output_tokens"] > 0 and "serve.c2" not in found
+    assert "Serving tiny" in joulelab_here("show", "last", "--runs-dir", tmp_path).stdout
+
+
+def test_a_server_that_has_ended_is_named():
+    failed = SimpleNamespace(chunk_ns=[1], error="the stream ended without [DONE]")
+    load = SimpleNamespace(requests=[failed], level=SimpleNamespace(text="2 concurrent requests"), seconds=3)
+    with pytest.raises(JoulelabError, match=r"the server at http://127.0.0.1:9/v1 stopped answering, and all 1 req"):
+        serving_pipeline._require_answers(load, "http://127.0.0.1:9/v1")
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from joulelab.meter.figures import EnergyFigure
+from joulelab.report.compare import verdict
 from joulelab.report.compare.comparison import Comparison, Row
 from joulelab.report.compare.differences import correct_by_item
 from joulelab.report.compare.method_rows import compare
@@ -42,6 +43,15 @@ def test_there_is_one_row_per_label_in_the_order_of_the_group(made, comparison_o
         ("response KD", "method", 2),
         ("response + feature KD", "method", 2),
     ]
+
+
+def test_a_teacher_that_computes_during_training_is_named(made, comparison_of) -> None:
+    """Its passes are in the energy without the teacher."""
+    records = made.demo_records()
+    for record in records:
+        record.spec["distill"] = {"teacher": "live" if record.label == "response KD" else "cached"}
+    text = " ".join(verdict._caveats(comparison_of(records)))
+    assert "The teacher of response KD computes during the student's training: energy without the teacher" in text
 
 
 def test_accuracy_is_the_mean_over_seeds_with_the_interval_of_the_test_set(made, comparison_of) -> None:

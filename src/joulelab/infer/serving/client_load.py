@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joulelab.total_timeout import TimedResponse, certificates
+from joulelab.units import plural
 
 NS = 1_000_000_000
 BIN_S = 0.5
@@ -228,7 +229,9 @@ class LoadLevel:
 
     @property
     def text(self) -> str:
-        return f"{self.concurrency} concurrent" if self.concurrency else f"{self.rate_per_s:g} requests/s"
+        if self.concurrency:
+            return plural(self.concurrency, "concurrent request")
+        return f"{self.rate_per_s:g} request{'' if self.rate_per_s == 1 else 's'}/s"
 
 
 NextRequest = Callable[[], tuple[str, Mapping[str, Any]]]

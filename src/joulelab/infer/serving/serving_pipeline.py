@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from joulelab.data.inputs import input_bill, keep_recorded_commits
-from joulelab.errors import JoulelabError
+from joulelab.errors import JoulelabError, UsageError
 from joulelab.infer.generation.engine_process import CHILD_ENGINES, SERVED_NAME, start_engine
-from joulelab.infer.generation.server import locate_server, unmetered_gpus
+from joulelab.infer.generation.server import Endpoint, locate_server, unmetered_gpus
 from joulelab.infer.serving.client_load import LoadRunner, LoadWindow, StreamingClient
 from joulelab.infer.serving.config import ServingSpec, api_key, gpus_of, unattributed_gpus
 from joulelab.infer.serving.load_summary import load_values
@@ -64,30 +65,44 @@ def run_serving(run: RunContext) -> None:
         requests = spec.requests(server.model)
         client = StreamingClient(server.url, api_key(), spec.timeout_s)
         runner = LoadRunner(client, lambda: next(requests), spec.seed)
-        for level in spec.levels:
-            with run.stage(f"serve.{level.name}", role="inference", activity="serve"):
-                run.progress.write(f"load: {level.text}")
+        try:
+            for level in spec.levels:
+                with run.stage(f"serve.{level.name}", role="inference", activity="serve"):
+                    run.progress.write(f"load: {level.text}")
 
-                def tick(seconds: float) -> None:
-                    run.progress.advance(round(seconds))
-                    run.stop.check()
+                    def tick(seconds: float) -> None:
+                        run.progress.advance(round(seconds))
+                        run.stop.check()
 
-                load = runner.run(level, spec.duration_s, spec.limit_s, tick)
-                # No items of the stage are counted: answers that the end of the load cuts off have used energy, too.
-                _require_answers(load)
-            loads.append(load)
-    _record_rows(run, spec, server, loads)
+                    load = runner.run(level, spec.duration_s, spec.limit_s, tick)
+                    # No items of the stage are counted: answers that the end of the load cuts off have used energy.
+                    _require_answers(load, server.url)
+                loads.append(load)
+        finally:
+            if loads:  # also before a level at which the server fails or the run is stopped
+                _record_rows(run, spec, server, loads)
 
 
-def _require_answers(load: LoadWindow) -> None:
-    if any(one.chunk_ns for one in load.requests):
+def _require_answers(load: LoadWindow, url: str) -> None:
+    if any(one.chunk_ns and not one.error for one in load.requests):
         return
-    failed = [one for one in load.requests if one.error]
-    if failed:
+    errors = Counter(one.error for one in load.requests if one.error)
+    if not errors:
         raise JoulelabError(
-            f"all {len(failed)} requests of {load.level.text} failed: {failed[0].error}", "see the server's log"
+            f"no request at {load.level.text} was answered within {load.seconds:.0f} s", "raise --max-time"
         )
-    raise JoulelabError(f"no request of {load.level.text} was answered within {load.seconds:.0f} s", "raise --max-time")
+    error, found = errors.most_common(1)[0][0], f"all {errors.total()} requests at {load.level.text} failed"
+    hint = "see the server's log"
+    if "HTTP 429" in error:
+        hint = "lower the load, or let more requests wait (--max-waiting of `joulelab serve`)"
+    try:
+        Endpoint(url, api_key(), tries=1).require_reachable()
+    except UsageError:
+        found, hint = (
+            f"the server at {url} stopped answering, and {found}",
+            "start it again; its log may say why it ended",
+        )
+    raise JoulelabError(f"{found}: {error}", f"{hint}; levels before this one are in the record")
 
 
 def _record_rows(run: RunContext, spec: ServingSpec, server: MeasuredServer, loads: list[LoadWindow]) -> None:
