@@ -54,6 +54,13 @@ def test_a_teacher_that_computes_during_training_is_named(made, comparison_of) -
     assert "The teacher of response KD computes during the student's training: energy without the teacher" in text
 
 
+def test_numbered_variants_say_where_their_settings_are(made, comparison_of) -> None:
+    names = {"response KD": "KD, variant 1", "response + feature KD": "KD, variant 2"}
+    records = [one.model_copy(update={"label": names.get(one.label, one.label)}) for one in made.demo_records()]
+    text = " ".join(verdict._caveats(comparison_of(records)))
+    assert "KD, variant 1 and KD, variant 2 differ in several settings, which `joulelab compare -v` lists." in text
+
+
 def test_accuracy_is_the_mean_over_seeds_with_the_interval_of_the_test_set(made, comparison_of) -> None:
     row = row_of(comparison_of(made.demo_records()), "response KD")
     assert row.quality == pytest.approx(0.83)

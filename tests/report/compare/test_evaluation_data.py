@@ -54,7 +54,10 @@ def test_losses_on_the_same_data_are_compared_whatever_was_trained_on(comparison
         ({"other": {**DATA, "test": "test.jsonl"}}, "data.test: test.jsonl against null"),
         ({"other": {**DATA, "train": "b.jsonl"}}, "data.train: b.jsonl against null"),
         ({"contents": ("1", "2")}, "data.source: the content differs"),
-        ({"tokens": (900, 950)}, "held-out tokens: 950 against 900"),
+        (
+            {"tokens": (900, 950)},
+            "held-out tokens: 950 against 900; of two tokenizers, compare --quality bits_per_byte",
+        ),
         ({"base": "a.jsonl", "other": "a.jsonl", "contents": ("1", "2")}, "data: the content differs"),
     ],
 )

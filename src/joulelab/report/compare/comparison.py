@@ -17,6 +17,10 @@ from joulelab.units import percent_text
 Role = Literal["baseline", "method", "teacher", "inference"]
 
 
+VARIANT = ", variant "
+"""In labels of methods that differ in more settings than a label can name."""
+
+
 @dataclass(frozen=True)
 class ComparedRun:
     """A finished run."""

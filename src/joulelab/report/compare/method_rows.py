@@ -21,6 +21,7 @@ from typing import Any, Literal
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.meter.figures import EnergyFigure, ErrorComponent, missing, total
 from joulelab.report.compare.comparison import (
+    VARIANT,
     ComparedRun,
     Comparison,
     IncompleteRun,
@@ -509,7 +510,7 @@ def _with_distinct_labels(records: Sequence[RunRecord]) -> list[RunRecord]:
             if len(differing) <= _MOST_IN_A_LABEL:
                 added[id(record)] = "".join(f", {key}={value}" for key, value in setting)
             else:
-                added[id(record)] = f", variant {variants.index(setting) + 1}"
+                added[id(record)] = f"{VARIANT}{variants.index(setting) + 1}"
     return [
         record.model_copy(update={"label": record.label + added[id(record)]}) if added[id(record)] else record
         for record in records

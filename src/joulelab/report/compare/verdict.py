@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from joulelab.meter.figures import EnergyFigure, amount_text, estimate_note
 from joulelab.meter.health import most_contended
 from joulelab.report.compare.break_even_report import RowBreakEven, break_even_rows, times_text
-from joulelab.report.compare.comparison import Comparison, EnergyRatio, QualityDifference, Row
+from joulelab.report.compare.comparison import VARIANT, Comparison, EnergyRatio, QualityDifference, Row
 from joulelab.report.compare.differences import SINGLE
 from joulelab.report.compare.pareto import reading_sentences
 from joulelab.report.compare.quality import Measure
@@ -383,6 +383,9 @@ def _caveats(comparison: Comparison) -> list[str]:
         texts.append(f"Not in the comparison because incomplete: {names}.")
     if comparison.measure and comparison.measure.of_training:
         texts.append(TRAINING_LOSS)
+    numbered = [row.label for row in comparison.rows if VARIANT in row.label]
+    if numbered:
+        texts.append(f"{listed(numbered)} differ in several settings, which `joulelab compare -v` lists.")
     texts += [*chance_sentences(comparison), *contention_sentences(comparison)]
     unmetered = list(dict.fromkeys(name for row in comparison.rows for name in row.unmetered))
     if unmetered:
