@@ -108,7 +108,7 @@ def serve(
     facts = server.facts
     note(
         f"serving {server.model} at {server.url} ({facts['device']}, {facts['dtype']}, up to {facts['batch_size']} "
-        f"answers at once, {facts['context']:,} tokens each)"
+        f"requests at once, {facts['context']:,} tokens each with the prompt)"
     )
     note(f"try it:     curl {server.url}/models")
     note(f"measure it: joulelab infer --server {server.url}")

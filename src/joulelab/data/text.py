@@ -443,7 +443,7 @@ class _NotJson(ValueError):
 def json_line(text: str, number: int) -> Any:
     """One line of a JSON lines file; errors have the line number."""
     try:
-        return parsed_json(text)
+        return parsed_json(text.rstrip("\r\n"))  # otherwise the end of a line would be line 2, column 1
     except json.JSONDecodeError as error:
         raise _NotJson(f"line {number} is not JSON: {error.msg}, at column {error.colno}") from None
 

@@ -104,6 +104,7 @@ def test_rows_of_no_schema_are_refused(tmp_path, row):
     ("content", "output_text"),
     [
         ('{"text": "a"}\n\n{"text": oops}\n', "line 3 is not JSON: .*, at column 10"),
+        ('{"text": "a"\n', "line 1 is not JSON: .*, at column 13"),
         ('[{"text": "a"},\n{"text": oops}]', "line 2 column 10"),
         ('{"text": "a"}\n{"txt": "b"}\n', r"a\.jsonl, row 2: a row has the columns txt"),
         ('{"text": "a"}\n[1]\n', "row 2 is .1., expected an object"),

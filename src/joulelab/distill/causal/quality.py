@@ -311,8 +311,8 @@ def report_start(
     )
     context.runner.report("student.start.clm_loss", before.loss, lower_is_better=True)
     text = (
-        f"student: {own.held_out.loss - before.loss:+.3f} nats per held-out token since the student that it started "
-        f"from ({before.loss:.3f})"
+        f"student: {own.held_out.loss - before.loss:+.3f} nats per held-out token relative to the student that it "
+        f"started from ({before.loss:.3f})"
     )
     if teacher is not None and own.bits_per_byte is None:
         agreement = before.agreement(teacher.held_out)
