@@ -44,7 +44,7 @@ class EvaluateSpec(RunSpec):
     the model on `judge_server`. With a reference answer in each line it compares both (as AlpacaEval does), otherwise
     it grades each turn from 1 to 10 (as MT-Bench does)."""
     judge_server: str = ""
-    """OpenAI-compatible server that judges; its energy is measured if it runs on this machine."""
+    """OpenAI-compatible server that judges; its energy is measured if it runs on this machine and a sensor works."""
     rubric: str = "Consider helpfulness, correctness, depth and clarity."
     """Instruction for the judge."""
     chat_template: Literal["auto", "on", "off"] = "auto"

@@ -16,7 +16,7 @@ from joulelab.meter.importers import emissions_csv
 from joulelab.report.energy_sums import run_energy
 from joulelab.report.export import codecarbon_csv, training_type, write_model_cards
 from joulelab.report.tables.bill_tables import find_bill, run_bill, sentences, tree_grid
-from joulelab.runs.artifacts import Bill, external, read_bill, unmetered, write_bill
+from joulelab.runs.artifacts import Bill, ancestry_of, external, read_bill, unmetered, write_bill
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import EnergyByComponent
 from joulelab.runs.store import load_record
@@ -87,6 +87,17 @@ def test_a_screen_hides_the_smallest_rows_of_a_long_bill_and_states_their_energy
     assert "stage-5" not in cells and cells["6 smaller rows"].startswith("15.0 J")
     *joules, sum_kj = [float(text.split()[0]) for text in cells.values()]
     assert sum(joules) == pytest.approx(1000 * sum_kj, rel=0.001)
+
+
+def test_unmetered_work_is_never_among_the_smaller_rows(made, tmp_path: Path) -> None:
+    record = made.make_record(
+        "synthetic", 0, [made.Part(f"stage-{number}", 1.0, float(number)) for number in range(1, 14)], measured=True,
+        lineage=ancestry_of([unmetered("teacher.generate on another machine", "key", "no sensor includes it")]),
+    )  # fmt: skip
+    made.write_run(tmp_path, record, True)
+    grid = tree_grid(find_bill(tmp_path, record.run_id))
+    cells = {row[0].replace("\u00a0", "").removeprefix("└ "): row[3] for row in grid.rows}
+    assert cells["teacher.generate on another machine"] == "missing" and "smaller rows" in " ".join(cells)
 
 
 @pytest.mark.parametrize("columns", ["80", "140"])

@@ -6,6 +6,7 @@ are lines without energy, left out of every sum. N students can share a teacher'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -227,8 +228,11 @@ class _TreeRow:
     """None where it was counted above."""
 
     @property
-    def energy_j(self) -> float:
-        return (self.line.figure.energy_j if self.line else None) or 0.0
+    def size_j(self) -> float:
+        """Of unmetered work for the run, which makes the sum a lower bound, nobody knows that it is small."""
+        if self.line is None:
+            return 0.0
+        return math.inf if self.line.kind == UNMETERED else self.line.figure.energy_j or 0.0
 
 
 def tree_grid(bill: EnergyBill, most_rows: int | None = _SCREEN_ROWS) -> Grid:
@@ -285,7 +289,7 @@ def _largest(tree: Sequence[_TreeRow], most_rows: int | None) -> tuple[list[_Tre
     while len(shown) > most_rows - 2:  # the sum and the row of the others
         depths = [row.depth for row in shown[1:]] + [0]
         leaves = [row for row, below in zip(shown, depths, strict=True) if below <= row.depth]
-        smallest = min(leaves, key=lambda row: row.energy_j)
+        smallest = min(leaves, key=lambda row: row.size_j)
         shown.remove(smallest)
         others.append(smallest)
     return shown, others
