@@ -229,7 +229,7 @@ class _TreeRow:
 
     @property
     def size_j(self) -> float:
-        """Of unmetered work for the run, which makes the sum a lower bound, nobody knows that it is small."""
+        """Unmetered work for the run, which makes the sum a lower bound, is not known to be small."""
         if self.line is None:
             return 0.0
         return math.inf if self.line.kind == UNMETERED else self.line.figure.energy_j or 0.0
