@@ -189,7 +189,11 @@ def test_a_model_that_cannot_be_evaluated_is_refused_without_a_run(models, joule
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("empty", "has no config.json"), ("log.csv", "is not a model"), ("nosuch", "unknown model 'nosuch'")],
+    [
+        ("empty", "has no config.json"),
+        ("log.csv", "is not a model"),
+        ("nosuch", "unknown model 'nosuch'; known: sample:minilm, sample:smollm2\n"),
+    ],
 )
 def test_what_is_no_model_is_refused_before_anything_starts(joulelab, tmp_path, name, message):
     (tmp_path / "empty").mkdir()

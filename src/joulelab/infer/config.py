@@ -45,8 +45,9 @@ def is_python_file(name: str) -> bool:
     return name.endswith(".py") and is_file(name)
 
 
-def require_weights(name: str, model: str) -> None:
-    """Check that `name`, where the weights of `model` are read from, exists."""
+def require_weights(name: str, model: str, zoo_models: bool = False) -> None:
+    """Check that `name`, where the weights of `model` are read from, exists. `zoo_models`: what is asked for may also
+    be a model of the zoo."""
     if not name:
         raise UsageError(f"{model} has no published weights in this size", "omit --weights, or pass a folder")
     place = sources.parse(name)
@@ -58,7 +59,10 @@ def require_weights(name: str, model: str) -> None:
                 f"{name} is the name of a zoo model; expected a model with weights",
                 "pass a folder, a hub id such as org/name, or a sample such as sample:smollm2",
             )
-        known = [*zoo, *(sources.SAMPLE_PREFIX + sample for sample in sources.SAMPLES)]
+        samples = [
+            sources.SAMPLE_PREFIX + sample.name for sample in sources.SAMPLES.values() if sample.kind != "labeled-text"
+        ]
+        known = [*(zoo if zoo_models else ()), *samples]
         raise lookup.unknown("model", name, known, "or a folder, or a hub id such as org/name")
     if place.kind == "hub" and not cached:
         hub.require_reachable(name)
@@ -312,7 +316,7 @@ class InferSpec(RunSpec):
         if self.model in SHAPES:
             require_positions(self.model, SHAPES[self.model].positions, self.seq_lengths)
         if self.weights_from is not None:
-            require_weights(self.weights_from, self.model)
+            require_weights(self.weights_from, self.model, zoo_models=self.weights_from == self.model)
         if self.kind == "pretrained":
             require_usable_model(self.model, self.generate)
         if self.prompts:
