@@ -133,6 +133,7 @@ def test_an_engine_is_started_measured_and_stopped(tmp_path):
     words = ("--engine", "builtin", "--model", tmp_path / "tiny", "--rate", "6", "--concurrency", "2")
     done = measure(tmp_path / "runs", *words, *SHORT)
     assert done.returncode == 0, done.stderr
+    assert "(engine builtin, CPU, fp32): " in " ".join(done.stdout.split())
     record = shown(tmp_path / "runs")
     assert [
         stage["name"] for stage in record["stages"] if "." in stage["name"] and "overhead" not in stage["name"]

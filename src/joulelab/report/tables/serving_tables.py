@@ -159,7 +159,7 @@ def latency_grid(rows: Sequence[ServingRow]) -> Grid:
         notes += [f"{_load_text(row).capitalize()}: {text}." for text in row.values["notes"]]
     lengths = f"{_tokens(rows, 'mean_input_tokens')} in, {_tokens(rows, 'mean_output_tokens')} out"
     where = {"cuda": "GPU", "cpu": "CPU"}.get(values["device"], "unknown hardware")
-    dtype = (values.get("engine") or {}).get("dtype")
+    dtype = (values.get("engine") or {}).get("dtype")  # unknown of a server that runs already
     how = ", ".join(filter(None, [values["server"], where, dtype]))
     return make_grid(f"Serving {values['model']} ({how}): {lengths}", titles, cells, _join(notes))
 
