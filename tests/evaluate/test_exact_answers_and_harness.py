@@ -67,6 +67,19 @@ def test_a_model_that_knows_the_answers_is_right_and_counted_question_by_questio
     assert grade_answers(model, tokenizer, output_text, max_new_tokens=12)[1].right is False
 
 
+def test_long_choices_are_scored_in_smaller_calls(counter, monkeypatch):
+    """Each of their tokens needs a distribution over the vocabulary."""
+    model, tokenizer = counter
+    monkeypatch.setattr(exact_answers, "_SCORED_AT_ONCE", 20)
+    long = " ".join(WORDS[:6])
+    questions = [Question(requested(start), "w4", ("w4", long)) for start in range(4)]
+    read = []
+    hook = model.register_forward_pre_hook(lambda *call: read.append(len(call[2]["input_ids"])), with_kwargs=True)
+    grade_answers(model, tokenizer, questions, max_new_tokens=4)
+    hook.remove()
+    assert read == [2, 2, 2, 2], "two texts with six scored tokens each; four would have 24"
+
+
 @pytest.mark.parametrize(("most", "calls"), [(60, 4), (1000, 2)])
 def test_a_prompt_is_read_once_for_choices_of_one_token_and_calls_have_a_limit_of_tokens(
     counter, monkeypatch, most, calls

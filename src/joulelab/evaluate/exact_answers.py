@@ -37,6 +37,8 @@ from joulelab.infer.generation.settings import GenerationSettings
 # would add much padding wait for the next call.
 _TOKENS_AT_ONCE = {False: (256, 4_096), True: (4_096, 16_384)}
 _LONGEST_TO_SHORTEST = 1.2
+# Positions whose distributions over the vocabulary exist at a time, of long choices.
+_SCORED_AT_ONCE = 1024
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -241,15 +243,18 @@ def _batches(
     """Questions that are scored together, at least one."""
     found: list[int] = []
     texts: list[int] = []
+    ending = 0
     for place in order:
-        own = [len(text) for text in _inputs(rows[place])]
-        longest = max(texts + own)
+        own, own_ending = [len(text) for text in _inputs(rows[place])], max(len(row.ending) for row in rows[place])
+        count, longest = len(texts + own), max(texts + own)
         is_padded = len(texts) * max(texts, default=0) >= enough and longest > _LONGEST_TO_SHORTEST * min(texts)
-        if found and (is_padded or len(texts + own) * longest > most):
+        is_full = count * longest > most or count * max(ending, own_ending) > _SCORED_AT_ONCE
+        if found and (is_padded or is_full):
             yield found
-            found, texts = [], []
+            found, texts, ending = [], [], 0
         found.append(place)
         texts += own
+        ending = max(ending, own_ending)
     if found:
         yield found
 
@@ -305,9 +310,10 @@ def mean_log_probabilities(model: nn.Module, rows: Sequence[ScoredContinuation])
         ).logits
     finally:
         model.train(was_training)
-    log_BKV = torch.log_softmax(logits_BKV.float(), -1)
+    logits_BKV = logits_BKV.float()
     text_R1 = torch.tensor([place_of[row.input] for row in rows])[:, None]
-    scores_RK = log_BKV[text_R1.to(device), torch.arange(longest, device=device), ending_RK.to(device)].cpu()
+    places = text_R1.to(device), torch.arange(longest, device=device)
+    scores_RK = (logits_BKV[*places, ending_RK.to(device)] - logits_BKV.logsumexp(-1)[places]).cpu()
     return [float(scores_RK[number, longest - len(row.ending) :].mean()) for number, row in enumerate(rows)]
 
 

@@ -60,12 +60,12 @@ def run_serving(run: RunContext) -> None:
         opened = _child_engine(run, spec)
     else:
         opened = _builtin_engine(run, spec) if spec.engine else _running_server(run, spec)
-    with opened as server:
-        run.note_device(server.device or "cpu")  # the client's
-        requests = spec.requests(server.model)
-        client = StreamingClient(server.url, api_key(), spec.timeout_s)
-        runner = LoadRunner(client, lambda: next(requests), spec.seed)
-        try:
+    try:
+        with opened as server:
+            run.note_device(server.device or "cpu")  # the client's
+            requests = spec.requests(server.model)
+            client = StreamingClient(server.url, api_key(), spec.timeout_s)
+            runner = LoadRunner(client, lambda: next(requests), spec.seed)
             for level in spec.levels:
                 with run.stage(f"serve.{level.name}", role="inference", activity="serve"):
                     run.progress.write(f"load: {level.text}")
@@ -78,9 +78,9 @@ def run_serving(run: RunContext) -> None:
                     # No items of the stage are counted: answers that the end of the load cuts off have used energy.
                     _require_answers(load, server.url)
                 loads.append(load)
-        finally:
-            if loads:  # also before a level at which the server fails or the run is stopped
-                _record_rows(run, spec, server, loads)
+    finally:
+        if loads:  # also of a run that a later level ends
+            _record_rows(run, spec, server, loads)
 
 
 def _require_answers(load: LoadWindow, url: str) -> None:
@@ -98,10 +98,8 @@ def _require_answers(load: LoadWindow, url: str) -> None:
     try:
         Endpoint(url, api_key(), tries=1).require_reachable()
     except UsageError:
-        found, hint = (
-            f"the server at {url} stopped answering, and {found}",
-            "start it again; its log may say why it ended",
-        )
+        found = f"the server at {url} stopped answering, and {found}"
+        hint = "start it again; its log may say why it ended"
     raise JoulelabError(f"{found}: {error}", f"{hint}; levels before this one are in the record")
 
 

@@ -413,8 +413,7 @@ def _teaches_live(row: Row) -> bool:
     """Whether a teacher computes inside the stages of the student's training."""
     specs = [run.record.spec for run in row.runs]
     return any(
-        spec.get("pipeline") == "distilbert"
-        or (spec.get("pipeline") != "on-policy" and (spec.get("distill") or {}).get("teacher") == "live")
+        spec.get("pipeline") in ("distilbert", "squad") or (spec.get("distill") or {}).get("teacher") == "live"
         for spec in specs
     )
 
