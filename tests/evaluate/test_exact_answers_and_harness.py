@@ -147,6 +147,9 @@ def test_questions_come_from_a_file_and_a_bad_line_is_named(tmp_path):
     file.write_text('{"prompt": "2 + 2 =", "answer": "6", "choices": ["4", "5"]}\n')
     with pytest.raises(ConfigError, match="line 1: the answer is not among the choices"):
         read_questions(str(file), 5, chat=False)
+    file.write_text('{"prompt": "2 + 2 =", "answer": "4", "choices": ["4", ""]}\n')
+    with pytest.raises(ConfigError, match=r"line 1: not a question: one of its choices is empty$"):
+        read_questions(str(file), 5, chat=False)
     file.write_text('{"prompt": "2 + 2 ="}\n')
     with pytest.raises(ConfigError, match=r"line 1: not a question: it has no answer$"):
         read_questions(str(file), 5, chat=False)

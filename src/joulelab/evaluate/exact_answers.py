@@ -348,6 +348,8 @@ def _invalid_reason(row: dict[str, Any]) -> str | None:
         return "its answer is not text"
     if not isinstance(row.get("choices") or [], list):
         return "its choices are not a list"
+    if "" in map(str, row.get("choices") or []):
+        return "one of its choices is empty"
     try:
         prompt = row["prompt"] if isinstance(row["prompt"], str) else as_messages(row["prompt"])
     except (ConfigError, TypeError):

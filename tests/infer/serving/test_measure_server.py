@@ -120,10 +120,26 @@ def test_a_level_at_which_all_requests_fail_leaves_the_levels_before_it(tiny_ser
 
 
 def test_a_server_that_has_ended_is_named():
-    failed = SimpleNamespace(chunk_ns=[1], error="the stream ended without [DONE]")
-    load = SimpleNamespace(requests=[failed], level=SimpleNamespace(text="2 concurrent requests"), seconds=3)
-    with pytest.raises(JoulelabError, match=r"the server at http://127.0.0.1:9/v1 stopped answering, and all 1 req"):
+    """Also if some requests were answered before."""
+    requests = [
+        SimpleNamespace(chunk_ns=[5], error=""),
+        SimpleNamespace(chunk_ns=[6], error="the stream ended without [DONE]"),
+        *[SimpleNamespace(chunk_ns=[], error="Connection refused")] * 2,
+    ]
+    level = SimpleNamespace(text="2 concurrent requests")
+    load = SimpleNamespace(requests=requests, level=level, seconds=3, window=(0, 10))
+    expected = "http://127.0.0.1:9/v1 stopped answering; 3 of 4 requests at 2 conc.* failed: Connection refused"
+    with pytest.raises(JoulelabError, match=expected):
         serving_pipeline._require_answers(load, "http://127.0.0.1:9/v1")
+
+
+def test_a_level_without_an_answer_in_its_window_is_no_row(tiny_server):
+    requests = [SimpleNamespace(chunk_ns=[5], error="")]
+    load = SimpleNamespace(requests=requests, level=SimpleNamespace(text="x"), seconds=3, window=(10, 20))
+    with pytest.raises(JoulelabError, match="no request at x was answered within 3 s"):
+        serving_pipeline._require_answers(load, tiny_server[0].url)
+    load.window = (0, 10)
+    serving_pipeline._require_answers(load, tiny_server[0].url)
 
 
 @pytest.mark.slow

@@ -53,10 +53,7 @@ def test_a_teacher_that_computes_during_training_is_named(made, comparison_of) -
         if record.label == "response + feature KD":
             record.spec["pipeline"] = "squad"  # its teacher is always live
     text = " ".join(verdict._caveats(comparison_of(records)))
-    assert (
-        "The teacher of response KD and response + feature KD computes during the student's training: energy without the teacher"
-        in text
-    )
+    assert "The teacher of response KD and response + feature KD computes during the student's training: " in text
 
 
 def test_numbered_variants_say_where_their_settings_are(made, comparison_of) -> None:

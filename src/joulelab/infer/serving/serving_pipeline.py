@@ -84,23 +84,28 @@ def run_serving(run: RunContext) -> None:
 
 
 def _require_answers(load: LoadWindow, url: str) -> None:
-    if any(one.chunk_ns and not one.error for one in load.requests):
-        return
+    """Raise if the load has no steady window: the server has ended, or it answered no request in the window."""
     errors = Counter(one.error for one in load.requests if one.error)
+    error = errors.most_common(1)[0][0] if errors else ""
+    failed = f"{errors.total()} of {len(load.requests)} requests at {load.level.text} failed: {error}"
+    kept = "levels before this one are in the record"
+    if errors:
+        try:
+            Endpoint(url, api_key(), tries=1).require_reachable()
+        except UsageError:
+            hint = f"start it again; its log may say why it ended; {kept}"
+            raise JoulelabError(f"the server at {url} stopped answering; {failed}", hint) from None
+    low, high = load.window
+    if any(low <= at_ns < high for one in load.requests if not one.error for at_ns in one.chunk_ns):
+        return
     if not errors:
         raise JoulelabError(
-            f"no request at {load.level.text} was answered within {load.seconds:.0f} s", "raise --max-time"
+            f"no request at {load.level.text} was answered within {load.seconds:.0f} s", f"raise --max-time; {kept}"
         )
-    error, found = errors.most_common(1)[0][0], f"all {errors.total()} requests at {load.level.text} failed"
     hint = "see the server's log"
     if "HTTP 429" in error:
         hint = "lower the load, or let more requests wait (--max-waiting of `joulelab serve`)"
-    try:
-        Endpoint(url, api_key(), tries=1).require_reachable()
-    except UsageError:
-        found = f"the server at {url} stopped answering, and {found}"
-        hint = "start it again; its log may say why it ended"
-    raise JoulelabError(f"{found}: {error}", f"{hint}; levels before this one are in the record")
+    raise JoulelabError(failed, f"{hint}; {kept}")
 
 
 def _record_rows(run: RunContext, spec: ServingSpec, server: MeasuredServer, loads: list[LoadWindow]) -> None:
