@@ -1,8 +1,9 @@
-"""Training speed and energy per token of a student in the shape of Llama-3.2-1B, Llama-2-7B or Llama-2-13B: on tokens,
-on a teacher's cached distributions, and with a live teacher in the shape of Llama-3.1-8B; next to adapters and to TRL.
+"""Training speed and energy per token of a student in the shape of Llama-3.2-1B, Llama-2-7B or Llama-2-13B, or of the
+30M student of `compare-small`: on tokens, on a teacher's cached distributions, and with a live teacher in the shape of
+Llama-3.1-8B (30M: SmolLM2-135M); next to adapters and to TRL.
 
-All weights are random and all rows are full (8 x 1024; 4 x 1024 for 13B), so every position is a token. Each method is
-a warm-up and then an undisturbed window between two synchronizations:
+All weights are random and all rows are full (8 x 1024; 4 x 1024 for 13B, 32 x 512 for 30M), so every position is a
+token. Each method is a warm-up and then an undisturbed window between two synchronizations:
 
     sft        cross-entropy of the tokens
     kd-cache   the same and the forward KL to cached teacher outputs (rs50); the teacher's pass is measured separately
@@ -12,7 +13,7 @@ a warm-up and then an undisturbed window between two synchronizations:
     trl-liger  the same with Liger's kernels; needs liger-kernel and a GPU
 
 A method whose package is absent is left out, and the output says so. 7B and 13B have bf16 weights and Adafactor unless
-the options say otherwise, 1B has fp32 weights and AdamW.
+the options say otherwise, 30M and 1B have fp32 weights and AdamW.
 
 A token of the 1B student is about 7.4 GFLOP (three times two for each of 1.24 billion parameters), so at the 790
 TFLOP/s that bf16 products reach on an H200 the floor is near 107 k tokens/s; one of the live teacher adds 16 GFLOP.
@@ -22,6 +23,7 @@ The chunked loss and its gradient are first compared with plain cross-entropy.
     python benchmarks/causal_step.py --student 1b --weights bf16 --ways sft,trl,trl-liger --seconds 10
     python benchmarks/causal_step.py --student 7b --ways sft,kd-cache,lora,trl,trl-liger --seconds 10
     python benchmarks/causal_step.py --student 13b --ways sft,lora --seconds 10
+    python benchmarks/causal_step.py --student 30m --ways sft,kd-cache --compile off --seconds 5
     python benchmarks/causal_step.py --tiny --compile off --teacher-compile off --seconds 1
 """
 
@@ -79,7 +81,9 @@ class Size:
     batch_size: int
 
 
+SMOLLM2 = Shape(width=576, layers=30, heads=9, key_value_heads=3, inner_width=1536)
 FULL = {
+    "30m": Size(SHAPES["30m"], SMOLLM2, 49_152, rows=256, row_length=512, batch_size=32),
     "1b": Size(SHAPES["1b"], SHAPES["8b"], 128_256, rows=256, row_length=1024, batch_size=8),
     "7b": Size(SHAPES["7b"], SHAPES["8b"], 32_000, rows=128, row_length=1024, batch_size=8),
     "13b": Size(SHAPES["13b"], SHAPES["8b"], 32_000, rows=128, row_length=1024, batch_size=4),
@@ -132,7 +136,7 @@ class Stand:
     def cache(self) -> LogitCache:
         """The teacher's outputs for all rows."""
         teacher, folder = self.teacher(), self.place / "cache"
-        manifest = teacher.manifest("rs50", 1.0, name="random 8B", weights="random", tokenizer="random words")
+        manifest = teacher.manifest("rs50", 1.0, name="random teacher", weights="random", tokenizer="random words")
         some = [self.rows.documents.document(number) for number in range(self.size.batch_size)]
         first = pack(DocumentList(some), self.size.row_length, seed=0)  # one batch of the usual shape, to compile it
         quiet = {"batch_size": self.size.batch_size, "chunk": self.options.chunk, "tick": lambda rows, tokens: None}
@@ -256,14 +260,14 @@ def main() -> None:
     parser.add_argument("--moments", default="fp32", choices=("fp32", "bf16"), help="of AdamW, with bf16 weights")
     parser.add_argument("--matmul", default="precision", choices=("precision", "fp8"), help="of linear layers")
     parser.add_argument("--optimizer", choices=get_args(Optimizer))
-    parser.add_argument("--batch-size", type=int, help="rows of a step; 8, for 13B 4")
+    parser.add_argument("--batch-size", type=int, help="rows of a step; 8, for 13B 4, for 30M 32")
     parser.add_argument("--checkpoint-activations", action="store_true")
     parser.add_argument("--trl-compile", action="store_true", help="torch_compile=True in TRL")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script on a CPU")
     options = parser.parse_args()
     interrupt_on_sigterm()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    large = options.student != "1b"
+    large = options.student in ("7b", "13b")
     options.weights = options.weights or ("bf16" if large else "fp32")
     options.optimizer = options.optimizer or ("adafactor" if large else "adamw")
     if device.type == "cpu" and options.weights == "fp32":
