@@ -392,6 +392,7 @@ def test_layers_that_only_look_alike_are_found_by_their_logits():
     assert not static_decoder._same_logits(model, FusedLayers(model))
 
 
+@pytest.mark.samples
 def test_rounding_in_half_precision_is_no_wrong_mask(monkeypatch):
     """After special tokens, bfloat16 rounds SmolLM2's logits by 7 % of the largest one."""
     model = load_causal_lm("sample:smollm2").to(torch.bfloat16).eval()
