@@ -11,7 +11,7 @@ from joulelab.errors import ConfigError
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
-from joulelab.runs.spec import check
+from joulelab.runs.spec import check, read_mapping
 
 SETTINGS = {"pipeline": "line", "name": "line", "device": "cpu", "energy": {"gpus": "none"}}
 
@@ -53,10 +53,24 @@ def test_a_run_ends_after_its_last_phase_and_later_runs_reuse_what_it_made(tmp_p
 
 @pytest.mark.parametrize(("on_gpu", "until", "count"), [(True, "train", 1), (True, "data", 0), (False, "train", 0)])
 def test_training_in_fp32_on_a_gpu_is_noted(tmp_path, monkeypatch, on_gpu, until, count):
-    monkeypatch.setattr("joulelab.runs.environment.uses_gpu", lambda device: on_gpu)
-    record = run(tmp_path, until=until)
+    monkeypatch.setattr("joulelab.runs.environment.has_bf16_cores", lambda device: on_gpu)
+    record = run(tmp_path, until=until, training={"precision": "fp32"})
     texts = [note.text for note in record.validity.notes if "training in fp32" in note.text]
     assert len(texts) == count and all("training.precision=bf16" in text for text in texts)
+
+
+def test_a_precision_is_chosen_where_the_run_starts_and_kept(tmp_path, monkeypatch):
+    """`teacher` and `training` of this pipeline are trainings; the second attempt is on another machine."""
+    monkeypatch.setattr("joulelab.runs.environment.has_bf16_cores", lambda device: True)
+    paths = create_run(tmp_path, check({**SETTINGS, "training": {"epochs": 2, "weights": "bf16"}}))
+    assert read_mapping(paths.config)["training"]["precision"] == "auto"
+    execute(paths, SilentProgress(), "data")
+    monkeypatch.setattr("joulelab.runs.environment.has_bf16_cores", lambda device: False)
+    record = execute(paths, SilentProgress())
+    for settings in (record.spec, read_mapping(paths.config)):
+        assert [settings[name]["precision"] for name in ("teacher", "training")] == ["bf16", "bf16"]
+    elsewhere = run(tmp_path, until="data")
+    assert [elsewhere.spec[name]["precision"] for name in ("teacher", "training")] == ["fp32", "fp32"]
 
 
 def test_one_attempt_per_phase_makes_one_run(tmp_path):

@@ -1,4 +1,5 @@
 import subprocess
+from contextlib import nullcontext
 
 import pytest
 
@@ -137,3 +138,20 @@ def test_a_run_on_other_hardware_leaves_no_directory(joulelab, tmp_path, monkeyp
     code, _, err = joulelab("run", "demo-labels", *words)
     assert code == 4 and "GPU name: expected H100, found no GPU; nothing was started" in err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("capability", "found"), [((9, 0), True), ((8, 0), True), ((7, 5), False), (None, False)])
+def test_tensor_cores_for_bf16_begin_with_ampere(monkeypatch, capability, found):
+    class Driver:
+        NVMLError = RuntimeError
+
+        @staticmethod
+        def nvmlDeviceGetCudaComputeCapability(handle):  # noqa: N802
+            if capability is None:
+                raise RuntimeError("Not Supported")
+            return capability
+
+    monkeypatch.setattr(environment, "opened_cards", lambda: nullcontext((Driver, {"card": 0})))
+    monkeypatch.setattr(environment, "uses_gpu", lambda device: device != "cpu")
+    assert environment.has_bf16_cores("auto") is found
+    assert not environment.has_bf16_cores("cpu")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, field_validator
 
 from joulelab import lookup
 from joulelab.errors import NotFoundError
+from joulelab.runs import environment
 from joulelab.runs.phases import RENAMED_PHASES, Phase
 from joulelab.runs.spec import LARGEST_SEED, Section
-from joulelab.train.config import TrainingConfig, TrainingRunSpec
+from joulelab.train.config import PipelineTraining, TrainingConfig, TrainingRunSpec
 
 Device = Literal["auto", "cpu", "cuda"]
+SectionT = TypeVar("SectionT", bound=Section)
 
 
 class DistillSpec(TrainingRunSpec):
@@ -51,6 +53,9 @@ class DistillSpec(TrainingRunSpec):
         except NotFoundError as error:
             raise ValueError(f"{error.message}; {error.hint}") from None
         return tuple(dict.fromkeys(str(files.get(name, name)) for name in names))
+
+    def for_this_machine(self) -> Self:
+        return _with_precision(self, environment.has_bf16_cores(self.device))
 
     def require_packages(self) -> None:
         lookup.require_packages("this run", *self.requires)
@@ -97,6 +102,18 @@ class LabelsAndTeacherSection(DistillSection):
 
     alpha: float = Field(0.5, ge=0, le=1)
     """Weight of the labels, or of the data's own tokens (kd_alpha); 0 uses the teacher alone, 1 turns it off."""
+
+
+def _with_precision(section: SectionT, on_tensor_cores: bool) -> SectionT:
+    """The section with the precision of every training in it chosen."""
+    changed: dict[str, Section] = {}
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, PipelineTraining):
+            changed[name] = value.chosen(on_tensor_cores)
+        elif isinstance(value, Section):
+            changed[name] = _with_precision(value, on_tensor_cores)
+    return section.model_copy(update=changed)
 
 
 def require_trackers(trainings: Iterable[TrainingConfig]) -> None:

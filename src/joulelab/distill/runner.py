@@ -122,7 +122,7 @@ def run_recipe(run: RunContext, make_recipe: Callable[[Runner[DistillSpecT]], Re
             load_evaluator(name)
         require_energy_reading(run, *spec.trainings)
         in_fp32 = spec.until != "data" and any(training.precision == "fp32" for training in spec.trainings)
-        if in_fp32 and environment.uses_gpu(spec.device):
+        if in_fp32 and environment.has_bf16_cores(spec.device):
             run.note(_FP32_ON_A_GPU)
         data = recipe.data()
         if spec.until == "data" or not run.includes("teacher"):

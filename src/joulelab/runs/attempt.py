@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -71,10 +71,10 @@ def create_run(store: Path, spec: RunSpec, group: str | None = None, *, folder: 
     return paths
 
 
-def record_chosen_settings(paths: RunPaths, section: str, chosen: Mapping[str, str]) -> None:
-    """Replace settings of a running run by what was chosen for them, in its record and in its configuration."""
+def record_settings(paths: RunPaths, spec: RunSpec) -> None:
+    """Replace the settings of a running run by those with what was chosen, in its record and in its configuration."""
     record = RunRecord.model_validate(read_json(paths.record))
-    settings = {**record.spec, section: {**record.spec[section], **chosen}}
+    settings = spec.model_dump(mode="json")
     # The configuration last: if the process is killed in between, the next attempt chooses again.
     write_json(paths.record, record.model_copy(update={"spec": settings}))
     write_yaml(paths.config, settings)
@@ -130,6 +130,9 @@ class RunAttempt:
         """
         environment.demand_sensors(self._spec.energy)
         environment.demand_hardware(self._spec.hardware)
+        if (chosen := self._spec.for_this_machine()) != self._spec:
+            self._spec = chosen
+            record_settings(self._paths, chosen)
         # The record states the new process before the meter starts, so that a reader of a run
         # killed from here on finds a dead process and derives `truncated`.
         mark_running(self._paths)

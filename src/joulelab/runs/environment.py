@@ -217,6 +217,21 @@ def uses_gpu(device: str) -> bool:
     return device not in ("cpu", "mps") and bool(gpus()) and torch_has_cuda()
 
 
+_BF16_CAPABILITY = (8, 0)
+
+
+def has_bf16_cores(device: str) -> bool:
+    """Whether work on `device` runs on GPUs whose tensor cores compute in bfloat16 (Ampere and newer)."""
+    if not uses_gpu(device):
+        return False
+    with opened_cards() as (nvml, cards):
+        try:
+            found = [tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in cards.values()]
+        except nvml.NVMLError:
+            return False
+    return all(capability >= _BF16_CAPABILITY for capability in found)
+
+
 def gpus() -> list[dict[str, Any]]:
     """GPUs visible to this process; a lost card, or one that a cgroup hides, must not end the run."""
     readable = []

@@ -384,6 +384,11 @@ class RunSpec(Section):
         Each check raises a `UsageError`."""
         yield from ()
 
+    def for_this_machine(self) -> Self:
+        """With what is `auto` and depends on the machine chosen for this one. Called where an attempt begins; the run's
+        settings then have the choice, so that a resumed attempt and a repetition use it."""
+        return self
+
     def require_ranks(self, several: bool) -> None:
         """Raise `ConfigError` if a training of this run needs several ranks and there is one. Not one of `checks`,
         which are also made on a login node."""

@@ -122,9 +122,9 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _numerics_fit_together(self) -> Self:
-        if self.weights == "bf16" and self.precision != "bf16":
+        if self.weights == "bf16" and self.precision not in ("bf16", "auto"):
             raise ValueError(f"weights=bf16 computes in bf16, but precision is {self.precision}; set precision=bf16")
-        if self.matmul == "fp8" and self.precision != "bf16":
+        if self.matmul == "fp8" and self.precision not in ("bf16", "auto"):
             raise ValueError(
                 f"matmul=fp8 replaces products in bf16, but precision is {self.precision}; set precision=bf16"
             )
@@ -152,6 +152,22 @@ class TrainingConfig(Section):
     def require_packages(self) -> None:
         if self.optimizer == "adamw-8bit":
             lookup.require_packages("optimizer=adamw-8bit", "bitsandbytes")
+
+
+class PipelineTraining(TrainingConfig):
+    """The training loop of a pipeline, which finds out what the machine can compute."""
+
+    precision: Literal[Precision, "auto"] = "auto"  # type: ignore[assignment]
+    """fp32; tf32 matrix products; or autocast to bf16 or fp16 (with loss scaling) over fp32 weights. auto: bf16 on a
+    GPU with tensor cores for it (compute capability 8.0 or newer) and where weights=bf16 or matmul=fp8 need it, else
+    fp32; the run's settings then have the chosen one."""
+
+    def chosen(self, on_tensor_cores: bool) -> Self:
+        """Without `auto`."""
+        if self.precision != "auto":
+            return self
+        half = on_tensor_cores or self.weights == "bf16" or self.matmul == "fp8"
+        return self.model_copy(update={"precision": "bf16" if half else "fp32"})
 
 
 class TrainingRunSpec(RunSpec):

@@ -14,7 +14,7 @@ from joulelab.data.splits import SYNTHETIC_SIZES, parse_split
 from joulelab.data.text import check_documents
 from joulelab.errors import ConfigError, DeviceMissing, NotFoundError
 from joulelab.runs import environment
-from joulelab.train.config import CompileMode, Precision, TrainingConfig, TrainingRunSpec
+from joulelab.train.config import CompileMode, PipelineTraining, Precision, TrainingConfig, TrainingRunSpec
 from joulelab.zoo.registry import (
     PUBLISHED,
     SYNTHETIC,
@@ -30,10 +30,10 @@ BUDGETS = ("max_steps", "max_tokens", "max_time_s", "max_energy_j", "replay_budg
 METRIC_LINES = 10
 
 
-class ZooTraining(TrainingConfig):
+class ZooTraining(PipelineTraining):
     """The training loop, in which a short trial may choose what is efficient on this device."""
 
-    precision: Literal[Precision, "auto"] = "auto"  # type: ignore[assignment]
+    precision: Literal[Precision, "auto"] = "auto"
     """fp32; tf32 matrix products; or autocast to bf16 or fp16 (with loss scaling) over fp32 weights. auto: on a GPU
     bf16 if a short trial finds it faster than fp32 with the same loss; fp32 elsewhere. With weights=bf16 or matmul=fp8,
     which need it, auto is bf16."""

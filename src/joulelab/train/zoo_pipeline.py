@@ -22,7 +22,7 @@ from joulelab.data import sources
 from joulelab.data.inputs import input_bill, keep_recorded_commits
 from joulelab.meter.trace import read_lines
 from joulelab.runs.artifacts import Bill
-from joulelab.runs.attempt import record_chosen_settings
+from joulelab.runs.attempt import record_settings
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
 from joulelab.train.autotune import AUTO, Candidate, Trial, choose, compile_mode, planned_steps, time_in_training
@@ -170,9 +170,10 @@ class _TrainPipeline:
             )
         elif self.device.type == "cuda":
             self.run.note(f"auto: {choice.candidate} ({choice.reason})")
+        concrete = config.model_copy(update=chosen)
         if self.ranks.is_first:
-            record_chosen_settings(self.run.paths, "training", chosen)
-        return config.model_copy(update=chosen)
+            record_settings(self.run.paths, self.spec.model_copy(update={"training": concrete}))
+        return concrete
 
     @cached_property
     def workload(self) -> Workload:

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from joulelab.distill.config import DistillSpec
 from joulelab.runs.spec import Section
-from joulelab.train.config import TrainingConfig
+from joulelab.train.config import PipelineTraining
 
 
 class Points(Section):
@@ -26,11 +26,11 @@ class LineSpec(DistillSpec):
 
     data: Points = Points()
     """The points."""
-    teacher: TrainingConfig = TrainingConfig(epochs=20, learning_rate=0.1, schedule="constant")
+    teacher: PipelineTraining = PipelineTraining(epochs=20, learning_rate=0.1, schedule="constant")
     """How the teacher is trained."""
     distill: LineDistill = LineDistill()
     """What the student learns from."""
-    training: TrainingConfig = TrainingConfig(epochs=20, learning_rate=0.1, schedule="constant")
+    training: PipelineTraining = PipelineTraining(epochs=20, learning_rate=0.1, schedule="constant")
     """How the student is trained."""
 
     @property

@@ -29,7 +29,7 @@ from joulelab.infer.generation.settings import PADDED_PROMPTS, CacheKind, Genera
 from joulelab.runs import environment
 from joulelab.runs.phases import Shard
 from joulelab.runs.spec import RunSpec, Section, check
-from joulelab.train.config import TrainingConfig
+from joulelab.train.config import PipelineTraining, TrainingConfig
 from joulelab.zoo.quantization import Quantization, is_quantized, quantization_packages, require_quantization
 
 Until = Literal["data", "logits", "generation", "preferences", "teacher", "train"]
@@ -375,7 +375,7 @@ class Preferences(Section):
         return self
 
 
-class CausalTraining(TrainingConfig):
+class CausalTraining(PipelineTraining):
     """The training loop; its length is set in `budget`, for all pipelines alike."""
 
     epochs: float | None = Field(None, gt=0)

@@ -14,7 +14,7 @@ from joulelab.data.splits import SPLITS, Split, SplitName, all_of_own_data, is_o
 from joulelab.distill.config import DistillSpec, LabelsAndTeacherSection, TeacherSection
 from joulelab.errors import ConfigError
 from joulelab.runs.spec import Section
-from joulelab.train.config import TrainingConfig
+from joulelab.train.config import PipelineTraining, TrainingConfig
 
 SYNTHETIC = "synthetic"
 
@@ -83,7 +83,7 @@ class TeacherConfig(TeacherSection):
     fine_tuned: str | None = None
     """A classifier that is already fine-tuned: a folder (with its energy, if joulelab trained it) or a hub id. The
     stage `teacher.train` is then left out; a head that is no better than chance is refused."""
-    training: TrainingConfig = TrainingConfig()
+    training: PipelineTraining = PipelineTraining()
     """How it is fine-tuned."""
 
     @property
@@ -105,7 +105,7 @@ class StudentConfig(Section):
     """Width of a randomly initialized student; null: as wide as `model`."""
     heads: int | None = Field(None, ge=1)
     """Attention heads of a randomly initialized student; null: as many as `model`."""
-    hint: TrainingConfig | None = None
+    hint: PipelineTraining | None = None
     """FitNets' first stage, `student.hint`: training of the student up to `s_layer` on the teacher's features only,
     before the whole student is trained; null: one stage. With it, feat_beta 0 gives FitNets as published."""
 
@@ -131,7 +131,7 @@ class CnnConfig(Section):
     """Channels of the first convolution."""
     block: Literal["basic", "bottleneck"] = "basic"
     """Two 3x3 convolutions, or ResNet-50's three with a narrow middle."""
-    training: TrainingConfig = TrainingConfig(batch_size=64, learning_rate=1e-3)
+    training: PipelineTraining = PipelineTraining(batch_size=64, learning_rate=1e-3)
     """How it is trained."""
 
     @model_validator(mode="after")
@@ -192,7 +192,7 @@ class ClassifySpec(DistillSpec):
     """The student."""
     distill: DistillConfig = DistillConfig()
     """What the student learns from."""
-    training: TrainingConfig = TrainingConfig()
+    training: PipelineTraining = PipelineTraining()
     """How the student is trained."""
     eval_batch_size: int = Field(64, ge=1)
     """Batch size for evaluation and caching."""
@@ -233,7 +233,7 @@ class FitnetsImagesSpec(DistillSpec):
     """The large network; trained once for all students of the store, from seed 0."""
     student: CnnConfig = CnnConfig(channels=(16, 32, 64), blocks=(1, 1, 1), stem=16)
     """The small network."""
-    hint: TrainingConfig | None = None
+    hint: PipelineTraining | None = None
     """FitNets' first stage, `student.hint`: training of the student up to `s_layer` on the teacher's feature maps
     only, before the whole student is trained; null: one stage."""
     distill: ImageDistill = ImageDistill()

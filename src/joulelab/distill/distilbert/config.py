@@ -20,7 +20,7 @@ from joulelab.data.token_store import find_store, refuse_pickle
 from joulelab.distill.config import DistillSection, LanguageModelSpec, TeacherSection
 from joulelab.errors import ConfigError
 from joulelab.runs.spec import LARGEST_SEED, Section
-from joulelab.train.config import TrainingConfig
+from joulelab.train.config import PipelineTraining, TrainingConfig
 
 StudentType = Literal["distilbert", "roberta", "gpt2"]
 TeacherType = Literal["bert", "roberta", "gpt2"]
@@ -32,7 +32,7 @@ OF_TEACHER = "teacher"
 """Where the student's layers come from unless another model is named."""
 
 
-class LmTraining(TrainingConfig):
+class LmTraining(PipelineTraining):
     """The loop as DistilBERT was trained: small micro-batches, many of them to a step."""
 
     epochs: float | None = Field(3.0, gt=0)

@@ -14,7 +14,7 @@ from joulelab.data.squad.questions import SYNTHETIC, Question, parse_squad, read
 from joulelab.distill.config import DistillSection, DistillSpec, TeacherSection
 from joulelab.errors import ConfigError
 from joulelab.runs.spec import Section
-from joulelab.train.config import TrainingConfig
+from joulelab.train.config import PipelineTraining, TrainingConfig
 
 # [CLS] question [SEP] paragraph [SEP]; RoBERTa has one more
 _MOST_SPECIAL_TOKENS = 4
@@ -150,7 +150,7 @@ class QaTeacher(TeacherSection):
     """`sample:minilm`, a local folder or a hub id of an encoder."""
     fine_tune: bool = True
     """Train it on the same questions first; false uses it as it is, and refuses a model without a trained head."""
-    training: TrainingConfig = TrainingConfig()
+    training: PipelineTraining = PipelineTraining()
     """How it is fine-tuned."""
 
 
@@ -207,7 +207,7 @@ class SquadSpec(DistillSpec):
     """The student."""
     distill: QaDistill = QaDistill()
     """What the student learns from."""
-    training: TrainingConfig = TrainingConfig()
+    training: PipelineTraining = PipelineTraining()
     """How the student is trained."""
     evaluation: QaEvaluation = QaEvaluation()
     """How answers are found and scored."""
