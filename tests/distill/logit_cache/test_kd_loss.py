@@ -2,6 +2,7 @@
 
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 import torch
@@ -273,6 +274,27 @@ def test_the_kernel_of_the_cross_entropy_serves_every_teacher(
     assert len(called) == 2
     torch.testing.assert_close(own, expected)
     torch.testing.assert_close(own_gradients, gradients, rtol=0.02, atol=1e-3)
+
+
+def test_what_does_not_depend_on_logits_is_computed_in_parts_of_any_size(tmp_path, monkeypatch):
+    module = types.SimpleNamespace(overwrite_with_gradient=formula_of_the_kernel)
+    monkeypatch.setitem(sys.modules, "joulelab.distill.vocabulary_kernel", module)
+    monkeypatch.setattr("joulelab.distill.logit_cache.kd_loss.takes_kernel", lambda device, dtype: True)
+    whole = gradients_by(tmp_path / "whole", "topk5-gold", "off", torch.bfloat16)
+    monkeypatch.setattr("joulelab.distill.logit_cache.kd_loss._LISTED_AT_ONCE", 7)
+    torch.testing.assert_close(gradients_by(tmp_path / "parts", "topk5-gold", "off", torch.bfloat16), whole)
+
+
+@pytest.mark.parametrize("by_kernel", [False, True])
+@pytest.mark.parametrize("codec", ["rs50", "hybrid5", "topk5-gold"])
+def test_a_batch_without_trained_tokens_has_no_loss(tmp_path, monkeypatch, codec, by_kernel):
+    module = types.SimpleNamespace(overwrite_with_gradient=formula_of_the_kernel)
+    monkeypatch.setitem(sys.modules, "joulelab.distill.vocabulary_kernel", module)
+    monkeypatch.setattr("joulelab.distill.logit_cache.kd_loss.takes_kernel", lambda device, dtype: by_kernel)
+    hidden, head, labels = rows()
+    targets = cached(tmp_path, make_manifest(codec, vocabulary=WORDS), hidden[0, :-1] @ head.T)
+    none = replace(targets, fixed_NF=targets.fixed_NF[:0], records_RS=targets.records_RS[:0])
+    assert float(KdLoss(0.5)(hidden, head, none, torch.full_like(labels, -100)).loss) == 0
 
 
 @pytest.mark.parametrize("codec", ["topk5-ghost", "rs50"])

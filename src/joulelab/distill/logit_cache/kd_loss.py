@@ -208,6 +208,9 @@ def _p_log_p(share: Tensor) -> Tensor:
 
 # terms of one chunk
 
+_LISTED_AT_ONCE = 16384
+"""Positions; with 51 listed tokens their comparison takes 0.2 GB."""
+
 
 @dataclass(frozen=True)
 class KdWeights:
@@ -254,9 +257,11 @@ def sparse_chunk(
     if not one_softmax:
         grad_CV = grad_CV + ce * (logits_CV - norm_C1).exp()
 
-    listed_CK = _listed(teacher, labels)
-    logits_CK = logits_CV.gather(1, listed_CK)
-    ce_sum, kl_C, grad_CK = _listed_terms(logits_CK, norm_C1, scaled_norm_C1, labels, teacher, weights)
+    listed = listed_targets(teacher, labels, weights)
+    logits_CK = logits_CV.gather(1, listed.ids_CK)
+    log_CK, scaled_log_CK = logits_CK - norm_C1, logits_CK / T - scaled_norm_C1
+    kl_C = listed.constant_C - (listed.teacher_CK * scaled_log_CK).sum(-1)
+    grad_CK = ce * log_CK.exp() + kl * scaled_log_CK.exp() - listed.target_CK
 
     if teacher.ghost_C is not None:
         # log of the student's probability outside the list, as a logsumexp over the other logits: 1
@@ -274,51 +279,57 @@ def sparse_chunk(
         grad_CK = grad_CK - label_rest_C1 * _last_column(grad_CK)
 
     grad_CV = scale_in_place(grad_CV, scale).to(student_CD.dtype)
-    grad_CV.scatter_(1, listed_CK, (grad_CK * scale).to(student_CD.dtype))
+    grad_CV.scatter_(1, listed.ids_CK, (grad_CK * scale).to(student_CD.dtype))
+    ce_sum = -(labels.masked(1.0) * log_CK[:, -1:]).sum()
     return torch.stack([ce_sum, T * T * (labels.masked(1.0) * kl_C[:, None]).sum()]), grad_CV
 
 
 def sparse_terms_of_one_softmax(
-    logits_CK: Tensor, entropy_C: Tensor, labels: Labels, teacher: SparseChunk, weights: KdWeights, scale: float
+    logits_CK: Tensor, entropy_C: Tensor, labels: Labels, listed: ListedTargets, weights: KdWeights, scale: float
 ) -> tuple[Tensor, Tensor]:
     """As `sparse_chunk` at temperature 1, from the listed logits and the cross-entropy of the label, which is the last
     of them: the sums, and the gradient by the listed logits."""
     logits_CK = logits_CK.float()
-    norm_C1 = entropy_C[:, None] + logits_CK[:, -1:]
-    ce_sum, kl_C, grad_CK = _listed_terms(logits_CK, norm_C1, norm_C1, labels, teacher, weights)
-    return torch.stack([ce_sum, (labels.masked(1.0) * kl_C[:, None]).sum()]), grad_CK * scale
+    log_CK = logits_CK - (entropy_C[:, None] + logits_CK[:, -1:])
+    kl_C = listed.constant_C - (listed.teacher_CK * log_CK).sum(-1)
+    kl_sum = kl_C.sum() if labels.mask_C1 is None else (labels.mask_C1[:, 0] * kl_C).sum()
+    grad_CK = labels.masked(scale * (weights.ce + weights.kl)) * log_CK.exp() - scale * listed.target_CK
+    return torch.stack([entropy_C.sum(), kl_sum]), grad_CK
 
 
-def _listed(teacher: SparseChunk, labels: Labels) -> Tensor:
-    """The teacher's tokens and the label."""
-    return torch.cat([teacher.ids_CK, labels.ids_C[:, None]], 1)
+class ListedTargets(NamedTuple):
+    """What a loss needs of the teacher's tokens and of the label, which is the last of the K, before the student's
+    logits are known."""
+
+    ids_CK: Tensor
+    teacher_CK: Tensor
+    """Probabilities."""
+    target_CK: Tensor
+    """The gradient is that of the softmax minus this."""
+    constant_C: Tensor
+    """KL(teacher || student) = this - sum of probabilities x student log-probabilities."""
+
+    def rows(self, rows: slice) -> ListedTargets:
+        return ListedTargets(*(tensor[rows] for tensor in self))
 
 
-def _listed_terms(
-    logits_CK: Tensor,
-    norm_C1: Tensor,
-    scaled_norm_C1: Tensor,
-    labels: Labels,
-    teacher: SparseChunk,
-    weights: KdWeights,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The summed CE, the KL of each position, and the gradient by the listed logits, a ghost class aside."""
-    T = weights.temperature
-    ce, kl = labels.masked(weights.ce), labels.masked(weights.kl * T)
-    log_CK, scaled_log_CK = logits_CK - norm_C1, logits_CK / T - scaled_norm_C1
-    # The label may be among the teacher's tokens, and a sampled id may occur twice: an entry's
-    # target is the sum over all entries with the same id.
-    listed_CK = _listed(teacher, labels)
-    same_CKK = listed_CK[:, :, None] == listed_CK[:, None, :]
+def listed_targets(teacher: SparseChunk, labels: Labels, weights: KdWeights) -> ListedTargets:
+    ids_CK = torch.cat([teacher.ids_CK, labels.ids_C[:, None]], 1)
     gold_C = torch.zeros_like(teacher.constant_C) if teacher.gold_C is None else teacher.gold_C
     teacher_CK = torch.cat([teacher.weights_CK, gold_C[:, None]], 1)
     # KL(p || q) = sum p log p - sum p log q: the first sum is a constant of the teacher, the second
     # needs the student's log-probabilities at the listed tokens only.
-    kl_C = teacher.constant_C + _gold_constant(teacher_CK, same_CKK) - (teacher_CK * scaled_log_CK).sum(-1)
-    target_CK = kl * teacher_CK + ce * _last_column(teacher_CK)
-    grad_CK = ce * log_CK.exp() + kl * scaled_log_CK.exp()
-    grad_CK = grad_CK - torch.where(same_CKK, target_CK[:, None, :], 0.0).sum(-1)
-    return -(labels.masked(1.0) * log_CK[:, -1:]).sum(), kl_C, grad_CK
+    constant_C = teacher.constant_C
+    if teacher.gold_C is not None:  # the label receives the remaining probability in addition to its own
+        before_C = torch.where(ids_CK[:, :-1] == ids_CK[:, -1:], teacher_CK[:, :-1], 0.0).sum(-1)
+        constant_C = constant_C + _p_log_p(before_C + gold_C) - _p_log_p(before_C)
+    ce, kl = labels.masked(weights.ce), labels.masked(weights.kl * weights.temperature)
+    own_CK = kl * teacher_CK + ce * _last_column(teacher_CK)
+    # The label may be among the teacher's tokens, and a sampled id may occur twice: an entry's
+    # target is the sum over all entries with the same id.
+    same_CKK = ids_CK[:, :, None] == ids_CK[:, None, :]
+    target_CK = torch.where(same_CKK, own_CK[:, None, :], 0.0).sum(-1)
+    return ListedTargets(ids_CK, teacher_CK, target_CK, constant_C)
 
 
 def dense_chunk(
@@ -382,13 +393,6 @@ def _last_column(like_CK: Tensor) -> Tensor:
     """1 in the last column, which is the label."""
     columns = like_CK.shape[1]
     return (torch.arange(columns, device=like_CK.device) == columns - 1).float()
-
-
-def _gold_constant(teacher_CK: Tensor, same_CKK: Tensor) -> Tensor:
-    """Increase of p log p when the label receives the remaining probability in addition to its own."""
-    before_C = torch.where(same_CKK[:, -1, :-1], teacher_CK[:, :-1], 0.0).sum(-1)
-    with_gold_C = before_C + teacher_CK[:, -1]
-    return torch.xlogy(with_gold_C, with_gold_C) - torch.xlogy(before_C, before_C)
 
 
 # the loss
@@ -575,21 +579,25 @@ class KdLoss:
 
     def _sparse_by_kernel(self, targets: SparseTargets, labels_N: Tensor) -> ChunkTerms:
         """Every logit gets its part of the softmax by the kernel of the cross-entropy, then the listed ones get their
-        complete gradient; they are read before the kernel overwrites them."""
+        complete gradient; they are read before the kernel overwrites them. What does not depend on the logits is
+        computed for many chunks at once: with a small student, starting kernels takes longer than running them."""
         from joulelab.distill.vocabulary_kernel import overwrite_with_gradient
 
         both = self.weights.ce + self.weights.kl
+        starts = range(0, max(1, len(labels_N)), _LISTED_AT_ONCE)
+        parts = [slice(start, start + _LISTED_AT_ONCE) for start in starts]
+        found = [listed_targets(targets.rows(rows), self._labels(labels_N, rows), self.weights) for rows in parts]
+        all_listed = found[0] if len(found) == 1 else ListedTargets(*map(torch.cat, zip(*found, strict=True)))
 
         def sparse(rows: slice, place: Any, student_CD: Tensor, student: Projection, scale: float) -> Any:
-            labels, teacher, ids_C = self._labels(labels_N, rows), targets.rows(rows), labels_N[rows]
+            labels, listed, ids_C = self._labels(labels_N, rows), all_listed.rows(rows), labels_N[rows]
             logits_CV = F.linear(student_CD, student.weight_VD, student.bias_V)
-            listed_CK = _listed(teacher, labels)
-            logits_CK = logits_CV.gather(1, listed_CK)
+            logits_CK = logits_CV.gather(1, listed.ids_CK)
             _, entropy_C = overwrite_with_gradient(
                 logits_CV, None, ids_C, ids_C, kl=0.0, ce=both, temperature=1.0, scale=scale
             )
-            sums, grad_CK = self._one_softmax(logits_CK, entropy_C, labels, teacher, self.weights, scale)
-            return sums, logits_CV.scatter_(1, listed_CK, grad_CK.to(logits_CV.dtype))
+            sums, grad_CK = self._one_softmax(logits_CK, entropy_C, labels, listed, self.weights, scale)
+            return sums, logits_CV.scatter_(1, listed.ids_CK, grad_CK.to(logits_CV.dtype))
 
         return sparse
 

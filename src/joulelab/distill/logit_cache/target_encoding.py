@@ -289,11 +289,11 @@ def decode_targets(codec: Codec, fixed_NF: Tensor, records_RS: Tensor) -> Decode
     weights: list[Tensor] = []
     offset = 3 if codec.draws else 0
     if codec.draws:
-        entropy_N = fixed_NF[:, 1:3].contiguous().view(torch.float16)[:, 0].float()
+        entropy_N = _copy(fixed_NF[:, 1:3]).view(torch.float16)[:, 0].float()
     if codec.top:
-        rest_N = fixed_NF[:, offset : offset + 4].contiguous().view(torch.float32)[:, 0]
+        rest_N = _copy(fixed_NF[:, offset : offset + 4]).view(torch.float32)[:, 0]
         offset += 4
-        top = fixed_NF[:, offset:].reshape(-1, 2, codec.top, 3)
+        top = fixed_NF[:, offset:].reshape(len(fixed_NF), 2, codec.top, 3)
         ids.append(_integers(top[:, 0]))
         weights.append(_integers(top[:, 1]).float() / _PROBABILITY_ONE)
     if codec.draws:
@@ -301,6 +301,11 @@ def decode_targets(codec: Codec, fixed_NF: Tensor, records_RS: Tensor) -> Decode
         ids.append(drawn_Nn)
         weights.append(share_Nn if rest_N is None else share_Nn * rest_N[:, None])
     return DecodedTargets(torch.cat(ids, 1).long(), torch.cat(weights, 1), entropy_N, rest_N)
+
+
+def _copy(bytes_NF: Tensor) -> Tensor:
+    """Aligned for numbers of any size; `contiguous` copies nothing if there is no row."""
+    return bytes_NF.clone(memory_format=torch.contiguous_format)
 
 
 def _sampled(codec: Codec, counts_N: Tensor, records_RS: Tensor) -> tuple[Tensor, Tensor]:
@@ -317,7 +322,7 @@ def _sampled(codec: Codec, counts_N: Tensor, records_RS: Tensor) -> tuple[Tensor
     share = torch.zeros(positions * codec.draws, device=counts_N.device)
     gaps[place_R] = values_R & (2**bits - 1)
     share[place_R] = (values_R >> bits).float() / codec.draws
-    return gaps.view(positions, -1).cumsum(1), share.view(positions, -1)
+    return gaps.view(positions, codec.draws).cumsum(1), share.view(positions, codec.draws)
 
 
 def _integers(bytes_S: Tensor) -> Tensor:
