@@ -13,7 +13,7 @@ from joulelab.errors import NotFoundError
 from joulelab.runs import environment
 from joulelab.runs.phases import RENAMED_PHASES, Phase
 from joulelab.runs.spec import LARGEST_SEED, Section
-from joulelab.train.config import PipelineTraining, TrainingConfig, TrainingRunSpec
+from joulelab.train.config import PipelineTraining, Precision, TrainingConfig, TrainingRunSpec
 
 Device = Literal["auto", "cpu", "cuda"]
 SectionT = TypeVar("SectionT", bound=Section)
@@ -55,7 +55,7 @@ class DistillSpec(TrainingRunSpec):
         return tuple(dict.fromkeys(str(files.get(name, name)) for name in names))
 
     def for_this_machine(self) -> Self:
-        return _with_precision(self, environment.has_bf16_cores(self.device))
+        return _with_precision(self, "bf16" if environment.has_bf16_cores(self.device) else "fp32")
 
     def require_packages(self) -> None:
         lookup.require_packages("this run", *self.requires)
@@ -104,15 +104,15 @@ class LabelsAndTeacherSection(DistillSection):
     """Weight of the labels, or of the data's own tokens (kd_alpha); 0 uses the teacher alone, 1 turns it off."""
 
 
-def _with_precision(section: SectionT, on_tensor_cores: bool) -> SectionT:
-    """The section with the precision of every training in it chosen."""
+def _with_precision(section: SectionT, precision: Precision) -> SectionT:
+    """The section with this precision in every training whose precision is `auto`."""
     changed: dict[str, Section] = {}
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, PipelineTraining):
-            changed[name] = value.chosen(on_tensor_cores)
+            changed[name] = value.chosen(precision)
         elif isinstance(value, Section):
-            changed[name] = _with_precision(value, on_tensor_cores)
+            changed[name] = _with_precision(value, precision)
     return section.model_copy(update=changed)
 
 

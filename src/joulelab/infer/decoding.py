@@ -267,8 +267,9 @@ def _measure(
         gc.collect()  # frees the last row's cache, which its captured step references in a cycle
         before = allocated_bytes(device)
         reset_peak_memory(device)
+        words = model.config.get_text_config().vocab_size
         with seeded_init(spec.seed):
-            random_BT = torch.randint(0, model.config.vocab_size, (case.batch_size, spec.prompt_tokens))
+            random_BT = torch.randint(0, words, (case.batch_size, spec.prompt_tokens))
         read = random_BT.to(device) if prompts is None else prompts.batches(case.batch_size, device)
         with autocast_context(case.dtype, device):
             decoder = Decoder(model, read, spec.new_tokens)

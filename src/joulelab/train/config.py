@@ -162,12 +162,12 @@ class PipelineTraining(TrainingConfig):
     GPU with tensor cores for it (compute capability 8.0 or newer) and where weights=bf16 or matmul=fp8 need it, else
     fp32; the run's settings then have the chosen one."""
 
-    def chosen(self, on_tensor_cores: bool) -> Self:
-        """Without `auto`."""
+    def chosen(self, otherwise: Precision) -> Self:
+        """`auto` replaced by bf16 where it is needed, else by the given precision."""
         if self.precision != "auto":
             return self
-        half = on_tensor_cores or self.weights == "bf16" or self.matmul == "fp8"
-        return self.model_copy(update={"precision": "bf16" if half else "fp32"})
+        needs_bf16 = self.weights == "bf16" or self.matmul == "fp8"
+        return self.model_copy(update={"precision": "bf16" if needs_bf16 else otherwise})
 
 
 class TrainingRunSpec(RunSpec):

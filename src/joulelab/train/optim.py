@@ -65,13 +65,13 @@ def _plain_optimizer(parameters: Iterable[nn.Parameter], config: TrainingConfig)
     return torch.optim.AdamW(groups, lr=rate, betas=config.betas, eps=config.eps, fused=True)
 
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # GradScaler's default suits a mean loss. Our losses are sums, so the initial scale is divided by the number of terms.
 _MEAN_LOSS_SCALE = 2.0**16
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    kind = _AUTOCAST.get(precision)
+    kind = _AUTOCAST[precision]
     return nullcontext() if kind is None else torch.autocast(device.type, dtype=kind)
 
 

@@ -398,3 +398,22 @@ def test_the_batch_size_of_on_policy_in_earlier_runs_is_that_of_generation(lab):
     del earlier["generation"]["batch_size"]
     assert check(earlier).generation.batch_size == 7
     assert check({**earlier, "pipeline": "kd"}).generation.batch_size is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "on_tensor_cores", "expected"),
+    [
+        ([], True, ("bf16", "bf16")),
+        ([], False, ("fp32", "fp32")),
+        (["training.precision=fp32"], True, ("fp32", "fp32")),
+        (["training.precision=fp32", "start.precision=bf16"], True, ("fp32", "bf16")),
+        (["start.weights=bf16"], False, ("fp32", "bf16")),
+        (["start.weights=bf16", "training.precision=fp32"], True, ("fp32", "bf16")),
+    ],
+)
+def test_both_trainings_have_the_precision_that_the_settings_or_the_machine_choose(
+    monkeypatch, changes, on_tensor_cores, expected
+):
+    monkeypatch.setattr("joulelab.runs.environment.has_bf16_cores", lambda device: on_tensor_cores)
+    found = load_spec("dpo-tiny", parse_overrides(changes)).for_this_machine()
+    assert (found.training.precision, found.start.precision) == expected

@@ -468,8 +468,40 @@ def test_a_model_with_a_sliding_window_uses_the_growing_cache():
 
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     config = MistralConfig(**shape, intermediate_size=32, vocab_size=64, sliding_window=4)
-    assert not check_model(MistralForCausalLM(config).eval()).slots
+    refused = check_model(MistralForCausalLM(config).eval())
+    assert not refused.slots and "full attention" in refused.problem
     assert check_model(make_model()).slots
+
+
+def test_a_sliding_window_is_also_found_in_a_model_that_reads_images():
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    text = {**shape, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64, "sliding_window": 8}
+    vision = {**shape, "image_size": 28, "patch_size": 14}
+    places = {"image_token_index": 61, "boi_token_index": 62, "eoi_token_index": 63, "mm_tokens_per_image": 4}
+    for kinds in (["sliding_attention", "full_attention"], ["full_attention"] * 2):
+        config = Gemma3Config(text_config={**text, "layer_types": kinds}, vision_config=vision, **places)
+        refused = check_model(Gemma3ForConditionalGeneration(config).eval())
+        assert not refused.slots and "full attention" in refused.problem
+
+
+def test_a_short_context_and_other_attention_have_their_own_reasons():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 64}
+    short = check_model(GPT2LMHeadModel(GPT2Config(**shape, n_positions=4)).eval())
+    assert not short.slots and "context of fewer than 16 tokens" in short.problem
+    model = make_model()
+    model._supports_sdpa = False
+    assert "no fixed slots" in check_model(model).problem
+
+
+def test_a_model_on_which_the_context_has_no_effect_uses_slots():
+    model = make_model()
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+    assert check_model(model).slots
 
 
 def test_a_quantized_model_that_cannot_be_captured_generates_without_graphs(monkeypatch):

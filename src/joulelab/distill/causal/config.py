@@ -673,6 +673,13 @@ class CausalSpec(LanguageModelSpec):
             if self.pipeline not in pipelines and not is_used
         }
 
+    def for_this_machine(self) -> Self:
+        """The SFT student is trained in the precision that `training` names, unless `start` names one."""
+        found, named = super().for_this_machine(), self.training.precision
+        if self.start is None or named == "auto":
+            return found
+        return found.model_copy(update={"start": self.start.chosen(named)})
+
     @property
     def trainings(self) -> tuple[TrainingConfig, ...]:
         """The trainings of this run, each with the run's energy budget as its limit."""

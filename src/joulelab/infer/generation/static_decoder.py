@@ -72,8 +72,11 @@ _SAVED_PER_HIDDEN_STATE_J = 22e-9
 # Of the free GPU memory: logits, activations and captured graphs need the rest.
 _CACHE_SHARE = 0.6
 _JOINED_SHARE = 0.5
-# How far logits may differ, relative to the effect of a missing token: in bfloat16, rounding has 0.02 to 0.12 of it.
-_SAME_LOGITS = 0.5
+# How far logits may differ: relative to the effect of a missing token, of which rounding in bfloat16 has 0.02 to 0.12;
+# or relative to the logits, if no token has an effect.
+_SAME_LOGITS, _SAME_NUMBERS = 0.5, 1e-5
+_CHECKED_SLOTS = 16
+_OTHER_ATTENTION = "computes attention in a way that has no fixed slots"
 
 SetupNote = Callable[[str, int, int], None]
 """(activity, begin, end) in monotonic nanoseconds: time that is not part of generation."""
@@ -719,23 +722,26 @@ class ModelSupport:
 
     slots: bool
     fused: FusedLayers | None = None
-    problem: str = "does not use full attention in all layers"
+    problem: str = ""
     """Why it cannot be used with slots."""
 
 
 def check_model(model: Any) -> ModelSupport:
     """Full attention in all layers through the attention interface of transformers, and the same logits as without; on
     a GPU with joined layers if these give the same logits, too."""
-    config = model.config
+    config = model.config.get_text_config()  # of a model that also reads images: the settings of its language model
     if quantization_of(model) == "int8":
         return ModelSupport(False, problem="has int8 weights, whose products depend on the other rows of a batch")
-    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    # A window is longer than the prompts that are compared below.
+    slides = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    if slides or set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+        return ModelSupport(False, problem="does not use full attention in all layers")
     named = {"attention_mask", "position_ids", "logits_to_keep"} <= forward_arguments(model)
-    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
-    if set(kinds) != {"full_attention"} or not named or capped or not getattr(model, "_supports_sdpa", False):
-        return ModelSupport(False)
-    if getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True):
-        return ModelSupport(False)
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    if not named or capped or not getattr(model, "_supports_sdpa", False):
+        return ModelSupport(False, problem=_OTHER_ATTENTION)
+    if (getattr(config, "max_position_embeddings", None) or _CHECKED_SLOTS) < _CHECKED_SLOTS:
+        return ModelSupport(False, problem=f"has a context of fewer than {_CHECKED_SLOTS} tokens")
     if next(model.parameters()).is_cuda and _joining_fits(model):
         fused = FusedLayers(model)
         # A kernel that cannot be compiled for this GPU may raise anything; the layers of the model always work.
@@ -745,7 +751,7 @@ def check_model(model: Any) -> ModelSupport:
     try:
         return ModelSupport(_same_logits(model), problem="computes other logits with fixed slots than without")
     except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError, NotImplementedError):
-        return ModelSupport(False, problem="computes attention in a way that has no fixed slots")
+        return ModelSupport(False, problem=_OTHER_ATTENTION)
 
 
 def _joining_fits(model: Any) -> bool:
@@ -771,7 +777,7 @@ def _same_logits(model: Any, fused: FusedLayers | None = None) -> bool:
         tokens_R = logits_RV.argmax(-1)
         return tokens_R, tokens_R.float()
 
-    decoder = StaticDecoder(model, len(prompts), 16, GenerationSettings(max_new_tokens=1), fused=fused)
+    decoder = StaticDecoder(model, len(prompts), _CHECKED_SLOTS, GenerationSettings(max_new_tokens=1), fused=fused)
     decoder._sample, decoder._can_capture = keep, False
     for _ in decoder.decode(prompts, None, AnswerEnds((), None)):
         pass
@@ -779,7 +785,8 @@ def _same_logits(model: Any, fused: FusedLayers | None = None) -> bool:
         expected_V = _last_logits(model, [prompt])[0]
         without_KV = _last_logits(model, [prompt[:place] + prompt[place + 1 :] for place in range(len(prompt) - 1)])
         effect = (without_KV - expected_V).norm(dim=-1).min()
-        if not (logits_V - expected_V).norm() <= _SAME_LOGITS * effect:  # also if they are not numbers
+        rounding = torch.maximum(_SAME_LOGITS * effect, _SAME_NUMBERS * expected_V.norm())
+        if not (logits_V - expected_V).norm() <= rounding:  # also if they are not numbers
             return False
     return True
 
