@@ -70,7 +70,7 @@ def make_trainer(kind, folder, around=None, **changes):
     model = make_model(tied=kind != "sft-untied")
     attention = use_packed_attention(model)
     settings = {"max_steps": 1, "batch_size": 2, "optimizer": "sgd", "learning_rate": 0.1, "prefetch": 0, **changes}
-    config = CausalTraining(**{"log_every_steps": 1, **settings})
+    config = CausalTraining(**{"log_every_steps": 1, "precision": "fp32", **settings})
     batches = training_batches(make_rows(), 2, seed=0)
     if kind == "dpo":
         pairs = PairBatches(SomePairs(), 2, 0, None, PairLayout())
@@ -130,7 +130,9 @@ def interrupted(folder, ranks, optimizer, rest_only=False):
 def copied(ranks):
     """Largest distance of the generating copy of a trained, sharded student from its gathered weights."""
     model = make_model()
-    config = CausalTraining(max_steps=2, batch_size=2, learning_rate=0.01, parallel="fsdp", prefetch=0)
+    config = CausalTraining(
+        max_steps=2, batch_size=2, learning_rate=0.01, parallel="fsdp", prefetch=0, precision="fp32"
+    )
     setup = StudentSetup(model, use_packed_attention(model), config)
     copy = StudentCopy(setup, torch.device("cpu"))
     objective = TokenObjective(model, setup.attention, KdLoss(1.0, chunk=7))

@@ -133,7 +133,9 @@ def test_settings_that_cannot_work_are_refused(lab, changes, text):
 
 def test_the_copy_for_generation_has_the_weights_of_the_last_synchronization():
     model = make_model(make_tokenizer())
-    copied = on_policy.StudentCopy(StudentSetup(model, PackedAttention(False), CausalTraining()), torch.device("cpu"))
+    copied = on_policy.StudentCopy(
+        StudentSetup(model, PackedAttention(False), CausalTraining(precision="fp32")), torch.device("cpu")
+    )
     weights = [weight.data_ptr() for weight in copied.model.parameters()]
     ids = torch.tensor([[9, 10, 11]])
     with torch.no_grad():
