@@ -62,7 +62,7 @@ def test_training_in_fp32_on_a_gpu_is_noted(tmp_path, monkeypatch, on_gpu, until
 def test_a_precision_is_chosen_where_the_run_starts_and_kept(tmp_path, monkeypatch):
     """`teacher` and `training` of this pipeline are trainings; the second attempt is on another machine."""
     monkeypatch.setattr("joulelab.runs.environment.has_bf16_cores", lambda device: True)
-    paths = create_run(tmp_path, check({**SETTINGS, "training": {"epochs": 2, "weights": "bf16"}}))
+    paths = create_run(tmp_path, check({**SETTINGS, "training": {"epochs": 2}}))
     assert read_mapping(paths.config)["training"]["precision"] == "auto"
     execute(paths, SilentProgress(), "data")
     monkeypatch.setattr("joulelab.runs.environment.has_bf16_cores", lambda device: False)

@@ -40,6 +40,11 @@ def chosen(steps, timing=None, device="cuda", ranks=1, **settings):
     return choice.candidate, timing.tried
 
 
+def test_weights_in_bf16_are_trained_in_bf16_everywhere():
+    assert chosen(100_000, weights="bf16") == (COMPILED, [BF16, COMPILED])
+    assert chosen(100_000, device="cpu", weights="bf16") == (BF16, [])
+
+
 def test_a_long_training_is_compiled_and_a_shorter_one_is_not():
     assert chosen(100_000) == (COMPILED, [FP32, BF16, COMPILED])
     assert chosen(2600) == (BF16, [FP32, BF16, COMPILED])  # 30 s of compilation save 26 s

@@ -35,9 +35,10 @@ def test_a_short_training_has_some_lines_of_metrics():
 
 @pytest.mark.parametrize("setting", ["training.weights=bf16", "training.matmul=fp8"])
 def test_auto_is_the_precision_that_another_setting_needs(setting):
-    assert spec_of().training.precision == "auto"
-    assert spec_of(setting).training.precision == "bf16"
-    assert spec_of(setting, "training.precision=auto").training.precision == "bf16"
+    assert spec_of().training.possible_precisions == ("fp32", "bf16")
+    assert spec_of("training.precision=tf32").training.possible_precisions == ("tf32",)
+    assert spec_of(setting).training.possible_precisions == ("bf16",)
+    assert spec_of(setting, "training.precision=auto").training.possible_precisions == ("bf16",)
     with pytest.raises(ConfigError, match="but precision is fp32"):
         spec_of(setting, "training.precision=fp32")
 

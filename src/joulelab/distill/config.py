@@ -110,7 +110,7 @@ def _with_precision(section: SectionT, precision: Precision) -> SectionT:
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, PipelineTraining):
-            changed[name] = value.chosen(precision)
+            changed[name] = value.with_precision(precision)
         elif isinstance(value, Section):
             changed[name] = _with_precision(value, precision)
     return section.model_copy(update=changed)

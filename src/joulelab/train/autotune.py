@@ -109,7 +109,7 @@ def choose(
 ) -> Choice:
     """Concrete values for the settings that are `auto`; the others stay. `steps`: of the whole training, if known;
     `compiled`: the mode of compilation to try."""
-    precisions = ("fp32", "bf16") if config.precision == AUTO else (config.precision,)
+    precisions = config.possible_precisions
     modes = ("off", compiled) if config.compile == AUTO else (config.compile,)
     if device_type != "cuda":
         return Choice(Candidate(precisions[0], modes[0]), f"no trial on {device_type}")

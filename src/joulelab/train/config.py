@@ -162,12 +162,17 @@ class PipelineTraining(TrainingConfig):
     GPU with tensor cores for it (compute capability 8.0 or newer) and where weights=bf16 or matmul=fp8 need it, else
     fp32; the run's settings then have the chosen one."""
 
-    def chosen(self, otherwise: Precision) -> Self:
-        """`auto` replaced by bf16 where it is needed, else by the given precision."""
+    @property
+    def possible_precisions(self) -> tuple[str, ...]:
+        """What `auto` may choose from."""
         if self.precision != "auto":
-            return self
-        needs_bf16 = self.weights == "bf16" or self.matmul == "fp8"
-        return self.model_copy(update={"precision": "bf16" if needs_bf16 else otherwise})
+            return (self.precision,)
+        return ("bf16",) if self.weights == "bf16" or self.matmul == "fp8" else ("fp32", "bf16")
+
+    def with_precision(self, preferred: Precision) -> Self:
+        """In place of `auto`, if it may be chosen."""
+        possible = self.possible_precisions
+        return self.model_copy(update={"precision": preferred if len(possible) > 1 else possible[0]})
 
 
 class TrainingRunSpec(RunSpec):

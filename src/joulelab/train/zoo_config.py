@@ -93,7 +93,7 @@ class TrainSpec(TrainingRunSpec):
         size = entry.sizes.get(settings.get("size") or entry.default_size)
         defaults = {"batch_size": size.batch_size} if size else {}
         training = defaults | _derived_defaults(training) | training
-        training |= _absolute_trackers(training) | _needed_precision(training)
+        training |= _absolute_trackers(training)
         return {"name": entry.name} | dict(settings) | {"model": _absolute(name), "training": training}
 
     @property
@@ -183,12 +183,6 @@ def _absolute(name: str) -> str:
 def _absolute_trackers(training: Mapping[str, Any]) -> dict[str, Any]:
     stats = training.get("stats")
     return {"stats": [_absolute(str(name)) for name in stats]} if isinstance(stats, list) else {}
-
-
-def _needed_precision(training: Mapping[str, Any]) -> dict[str, Any]:
-    """With weights in bf16 or products in fp8, `auto` has nothing to choose."""
-    needs_bf16 = training.get("weights") == "bf16" or training.get("matmul") == "fp8"
-    return {"precision": "bf16"} if needs_bf16 and training.get("precision", "auto") == "auto" else {}
 
 
 def _derived_defaults(training: Mapping[str, Any]) -> dict[str, Any]:

@@ -678,7 +678,7 @@ class CausalSpec(LanguageModelSpec):
         found, named = super().for_this_machine(), self.training.precision
         if self.start is None or named == "auto":
             return found
-        return found.model_copy(update={"start": self.start.chosen(named)})
+        return found.model_copy(update={"start": self.start.with_precision(named)})
 
     @property
     def trainings(self) -> tuple[TrainingConfig, ...]:
