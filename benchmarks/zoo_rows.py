@@ -155,8 +155,14 @@ def measure(
 def measure_auto(row: Row, cost: ModelCost, seconds: float, device: torch.device) -> Measured:
     """As `joulelab train` chooses precision and compilation for a long training."""
     config = ZooTraining(epochs=None, max_steps=10**9, batch_size=row.batch_size, optimizer=row.optimizer, prefetch=4)
-    mode = compile_mode(prepare(request_of(row)).model)
-    choice = choose(config, device.type, 1, config.max_steps, time_in_training(request_of(row), config, device), mode)
+    with device:
+        workload = prepare(request_of(row))
+    for module in (workload.model, *workload.objective.modules().values()):
+        module.to("cpu")  # as in a run: trials have the memory of the GPU for their copies
+    timing = time_in_training(workload, request_of(row).seed, config, device)
+    choice = choose(config, device.type, 1, config.max_steps, timing, compile_mode(workload.model))
+    del workload, timing
+    free()
     print("  auto: " + "; ".join(map(str, choice.trials)), flush=True)
     chosen = replace(row, precision=choice.candidate.precision)  # type: ignore[arg-type]
     return measure(chosen, cost, choice.candidate.compile, seconds, device, is_auto=True)  # type: ignore[arg-type]
@@ -211,7 +217,8 @@ def main() -> None:
                 found.append(measure(row, cost, options.compile, options.seconds, device))
                 print(output_text(found[-1]), flush=True)
                 # The choice does not depend on the precision of the row.
-                if options.auto and not any(one.is_auto and one.row.model == row.model for one in found):
+                tried = [(one.row.model, one.row.size) for one in found if one.is_auto]
+                if options.auto and (row.model, row.size) not in tried:
                     free()
                     found.append(measure_auto(row, cost, options.seconds, device))
                     print(output_text(found[-1]), flush=True)

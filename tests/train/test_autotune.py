@@ -14,6 +14,7 @@ from joulelab.train import zoo_pipeline
 from joulelab.train.autotune import Candidate, Trial, choose, compile_mode, planned_steps, time_in_training
 from joulelab.train.config import TrainingConfig
 from joulelab.train.zoo_config import ZooTraining
+from joulelab.zoo.objective import prepare
 
 FP32, BF16, COMPILED = Candidate("fp32", "off"), Candidate("bf16", "off"), Candidate("bf16", "default")
 # an eager step of 100 ms, twice as fast in bf16, and 20 % faster compiled after half a minute
@@ -105,11 +106,27 @@ def test_real_trials_time_the_model_and_leave_random_numbers_alone():
     one = spec(model="bert", size="tiny")
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    timing = time_in_training(one.request, one.training, torch.device("cpu"))
+    timing = time_in_training(prepare(one.request), one.seed, one.training, torch.device("cpu"))
     trials = [timing(FP32), timing(BF16)]
     assert torch.equal(before, torch.random.get_rng_state())
     assert all(not trial.problem and trial.step_s > 0 and trial.setup_s > 0 for trial in trials)
     assert trials[1].loss == pytest.approx(trials[0].loss, rel=0.05) and trials[0].loss != trials[1].loss
+
+
+@pytest.mark.parametrize("model", ["bert", "dinov2", "gflownet"])
+def test_trials_start_from_the_same_weights_and_leave_the_workload_as_it_was(model):
+    """dinov2 has a second module (an average of the weights), gflownet an objective that cannot be copied."""
+    pytest.importorskip("rdkit" if model == "gflownet" else "transformers")
+    one = spec(model=model, size="tiny")
+    workload = prepare(one.request)
+    modules = {"model": workload.model, **workload.objective.modules()}
+    before = {name: {k: v.clone() for k, v in module.state_dict().items()} for name, module in modules.items()}
+    timing = time_in_training(workload, one.seed, one.training, torch.device("cpu"))
+    first, second = timing(FP32), timing(FP32)
+    assert not first.problem and first.loss == second.loss
+    for name, module in modules.items():
+        assert all(torch.equal(value, before[name][key]) for key, value in module.state_dict().items()), name
+        assert all(parameter.grad is None for parameter in module.parameters())
 
 
 def test_a_trial_that_fails_is_a_result():
@@ -118,7 +135,7 @@ def test_a_trial_that_fails_is_a_result():
             raise RuntimeError("out of memory\nmore")
 
     one = spec(model="bert", size="tiny")
-    trial = time_in_training(one.request, one.training, torch.device("cpu"), Failing)(FP32)
+    trial = time_in_training(prepare(one.request), one.seed, one.training, torch.device("cpu"), Failing)(FP32)
     assert trial.problem == "RuntimeError: out of memory"
 
 
@@ -135,7 +152,7 @@ def test_the_choice_is_in_the_settings_of_the_run_and_its_trial_in_a_setup_stage
     """On a CPU with a fake timing function, as if it were a GPU."""
     tried = []
 
-    def timing(request, config, device, trainer, check_stop):
+    def timing(workload, seed, config, device, trainer, check_stop):
         return lambda candidate: tried.append(candidate) or TIMES[candidate]
 
     real = zoo_pipeline.choose

@@ -1,6 +1,6 @@
 """`precision=auto` and `compile=auto` of `joulelab train`: what is fastest for this model here, by a short trial.
 
-On a GPU, a fresh copy of the model trains a few steps in fp32, in bf16 (autocast over fp32 weights), and in bf16
+On a GPU, a copy of the model trains a few steps in fp32, in bf16 (autocast over fp32 weights), and in bf16
 compiled. The choice is the shortest expected training: setup (compilation) plus steps times the time of a step. A
 candidate that fails, or whose loss after these steps differs from that of fp32, is not chosen. Trials take time
 themselves, so a short training has none, and compilation is only tried where it can pay. On a CPU, and with several
@@ -11,6 +11,7 @@ The trained model is not touched: its weights and random numbers are those of a 
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
 import time
@@ -28,8 +29,7 @@ from joulelab.train.optim import float32_matmul_precision, repeated_blocks
 from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks
 from joulelab.units import duration_text
-from joulelab.zoo.objective import Workload, prepare
-from joulelab.zoo.registry import WorkloadRequest
+from joulelab.zoo.objective import Objective, Workload
 
 AUTO = "auto"
 WARM_UP_STEPS, TIMED_STEPS = 2, 5
@@ -150,13 +150,14 @@ def _with_equal_losses(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def time_in_training(
-    request: WorkloadRequest,
+    workload: Workload,
+    seed: int,
     config: TrainingConfig,
     device: torch.device,
     trainer: type[SimpleTrainer[Any]] = SimpleTrainer,
     check_stop: Callable[[], None] = lambda: None,
 ) -> TimeCandidate:
-    """Times candidates on fresh copies of the model; every one trains on the same first batches."""
+    """Times candidates on copies of the model; every one trains on the same first batches."""
 
     def trial(candidate: Candidate) -> Trial:
         # The trial must not change the random numbers of the training that follows.
@@ -173,14 +174,11 @@ def time_in_training(
                     torch.cuda.empty_cache()
 
     def _train(candidate: Candidate) -> Trial:
-        workload = prepare(request)
-        torch.manual_seed(request.seed)
-        for module in (workload.model, *workload.objective.modules().values()):
-            module.to(device)
+        model, objective = _copy_to(device, workload)
+        torch.manual_seed(seed)
         settings = config.model_copy(update={**_NO_LIMITS, **vars(candidate), "parallel": "none", "max_steps": 10_000})
         with float32_matmul_precision(candidate.precision):
-            parts = (workload.model, workload.batches, workload.objective)
-            loop = trainer(*parts, settings, NoOpStats(), TrainerCallbacks())
+            loop = trainer(model, workload.batches, objective, settings, NoOpStats(), TrainerCallbacks())
             loop.trained.train()
             try:
                 begin = time.monotonic()
@@ -200,3 +198,18 @@ def time_in_training(
             torch.cuda.synchronize(device)
 
     return trial
+
+
+def _copy_to(device: torch.device, workload: Workload) -> tuple[nn.Module, Objective[Any]]:
+    """Copies of model and objective on the device. Initializing billions of weights again would take minutes."""
+    modules = (workload.model, *workload.objective.modules().values())
+    copies: dict[int, Any] = {}  # deepcopy's memo: weights go to the device without a second copy in host memory
+    for module in modules:
+        for weight in module.parameters():
+            on_device = weight.detach().to(device, copy=True)
+            copies[id(weight)] = nn.Parameter(on_device, requires_grad=weight.requires_grad)
+        copies |= {id(buffer): buffer.detach().to(device, copy=True) for buffer in module.buffers()}
+    if len(modules) == 1:  # nothing of such an objective is trained; it may have what cannot be copied (processes)
+        return copy.deepcopy(workload.model, copies), workload.objective
+    model, objective = copy.deepcopy((workload.model, workload.objective), copies)
+    return model, objective

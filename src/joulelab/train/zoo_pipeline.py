@@ -153,14 +153,11 @@ class _TrainPipeline:
         if not _is_tried(self.device, self.ranks):
             choice = choose(config, self.device.type, self.ranks.world, None, _no_trial)
         else:
+            workload = self.prepared
             with self.run.stage(AUTOTUNE, role="setup", activity="autotune"):
-                request = self.spec.request
-                planned = prepare(request)
-                steps, mode = planned_steps(config, planned), compile_mode(planned.model)
-                del planned  # its memory is needed for the trials
-                timing = time_in_training(
-                    request, config, self.device, load_trainer(self.spec.trainer), self.run.stop.check
-                )
+                steps, mode = planned_steps(config, workload), compile_mode(workload.model)
+                trainer = load_trainer(self.spec.trainer)
+                timing = time_in_training(workload, self.spec.seed, config, self.device, trainer, self.run.stop.check)
                 choice = choose(config, self.device.type, self.ranks.world, steps, timing, mode)
         chosen = vars(choice.candidate)
         if choice.trials:
@@ -176,11 +173,17 @@ class _TrainPipeline:
         return concrete
 
     @cached_property
-    def workload(self) -> Workload:
-        """Model, data and objective on the device; also computes the model's theoretical cost."""
+    def prepared(self) -> Workload:
+        """Model, data and objective in host memory; also computes the model's theoretical cost."""
         with self.run.stage(PREPARE, role="setup", activity="load"):
             self.cost: ModelCost = model_cost(self.spec.request)
-            workload = prepare(self.spec.request)
+            return prepare(self.spec.request)
+
+    @cached_property
+    def workload(self) -> Workload:
+        """The same on the device."""
+        workload = self.prepared
+        with self.run.stage(PREPARE, again=True, role="setup", activity="load"):
             for module in (workload.model, *workload.objective.modules().values()):
                 module.to(self.device)
         for note in workload.notes:
