@@ -2,16 +2,20 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import joulelab.distill
 from joulelab import lookup
+from joulelab.distill import runner
+from joulelab.distill.runner import Runner
 from joulelab.errors import ConfigError
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
 from joulelab.runs.spec import check, read_mapping
+from joulelab.train.parallel import Ranks
 
 SETTINGS = {"pipeline": "line", "name": "line", "device": "cpu", "energy": {"gpus": "none"}}
 
@@ -41,6 +45,20 @@ def test_a_new_pipeline_has_stages_bills_and_results(tmp_path):
     ]
     assert record.results["student.distance"].value < 0.2
     assert {ancestor.name for ancestor in record.lineage} == {"data", "teacher", "final_model", "student-distance"}
+
+
+def test_what_several_ranks_have_trained_has_another_key_and_a_resume_keeps_it(tmp_path, monkeypatch):
+    run = SimpleNamespace(paths=SimpleNamespace(artifacts=tmp_path))
+
+    def ranks_of(world):
+        return Runner.ranks_of(SimpleNamespace(run=run, ranks=Ranks(0, world, 0)), "teacher")
+
+    assert (ranks_of(1), ranks_of(2)) == ({}, {"ranks": 2})
+    bill = SimpleNamespace(inputs={"ranks": 2})
+    monkeypatch.setattr(runner, "read_bill", lambda folder: bill if folder == tmp_path / "teacher" else None)
+    assert (ranks_of(1), ranks_of(4)) == ({"ranks": 2}, {"ranks": 2})
+    bill.inputs = {}
+    assert ranks_of(2) == {}
 
 
 def test_a_run_ends_after_its_last_phase_and_later_runs_reuse_what_it_made(tmp_path):

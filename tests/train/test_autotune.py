@@ -148,8 +148,12 @@ def test_steps_follow_from_epochs_steps_or_tokens():
     assert planned_steps(TrainingConfig(epochs=None, max_time_s=9.0), workload) is None
 
 
-def test_the_choice_is_in_the_settings_of_the_run_and_its_trial_in_a_setup_stage(tmp_path, monkeypatch):
-    """On a CPU with a fake timing function, as if it were a GPU."""
+@pytest.mark.parametrize(("has_cores", "candidates"), [(True, [FP32, BF16]), (False, [FP32])])
+def test_the_choice_is_in_the_settings_of_the_run_and_its_trial_in_a_setup_stage(
+    tmp_path, monkeypatch, has_cores, candidates
+):
+    """On a CPU with a fake timing function, as if it were a GPU; one without tensor cores for bf16 is not tried with
+    it."""
     tried = []
 
     def timing(workload, seed, config, device, trainer, check_stop):
@@ -159,17 +163,19 @@ def test_the_choice_is_in_the_settings_of_the_run_and_its_trial_in_a_setup_stage
     monkeypatch.setattr(zoo_pipeline, "time_in_training", timing)
     monkeypatch.setattr(zoo_pipeline, "choose", lambda config, device, *rest: real(config, "cuda", *rest))
     monkeypatch.setattr(zoo_pipeline, "_is_tried", lambda device, ranks: True)
+    monkeypatch.setattr(zoo_pipeline.environment, "has_bf16_cores", lambda device: has_cores)
     monkeypatch.setattr(zoo_pipeline, "planned_steps", lambda config, workload: 1000)
     paths = create_run(tmp_path, spec(model="bert", size="tiny"))
     assert read_mapping(paths.config)["training"]["precision"] == "auto"
     record = execute(paths, SilentProgress())
     assert record.status == "done", record.error
-    assert tried == [FP32, BF16]
+    assert tried == candidates
+    chosen = candidates[-1].precision
     for settings in (read_mapping(paths.config), record.spec):
-        assert (settings["training"]["precision"], settings["training"]["compile"]) == ("bf16", "off")
+        assert (settings["training"]["precision"], settings["training"]["compile"]) == (chosen, "off")
     stage = next(stage for stage in record.stages if stage.name == "model.autotune")
     assert (stage.role, stage.activity) == ("setup", "autotune")
-    assert any(note.text.startswith("auto: bf16 eager, the shortest") for note in record.validity.notes)
+    assert any(note.text.startswith(f"auto: {chosen} eager, the shortest") for note in record.validity.notes)
 
 
 def test_on_a_cpu_auto_is_fp32_without_a_trial(tmp_path):

@@ -3,14 +3,19 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from commands import joulelab_here
 from ragged_language import language_trainer
 
 from joulelab.errors import ConfigError
+from joulelab.train.budget import Position
+from joulelab.train.checkpoint import ModelState
+from joulelab.train.parallel import Ranks
 
 PROGRAM = Path(__file__).parent / "rank_program.py"
 
@@ -55,6 +60,29 @@ def test_two_ranks_give_the_gradient_of_one_process(two_ranks):
     assert weights.keys() == whole.keys()
     for name, value in whole.items():
         torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-7)
+
+
+def test_files_of_a_killed_attempt_do_not_get_into_a_checkpoint(tmp_path):
+    """It had two ranks, of which one had written its part."""
+    from joulelab.train.sharding_fsdp import ShardedCheckpoints
+
+    killed = tmp_path / "checkpoints" / "step-000000050"
+    killed.mkdir(parents=True)
+    torch.save({"position": asdict(Position(drawn=100, step=50)), "light": {}}, killed / "rank-00001.pt")
+    (killed / "sums-00001.json").write_text(json.dumps({"ranks": 2, "crc32": {}}))
+    trained = torch.nn.ModuleDict({"model": torch.nn.Linear(4, 4)})
+    optimizer = torch.optim.AdamW(trained.parameters())
+    trained["model"](torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        checkpoints = ShardedCheckpoints(killed.parent, Ranks())
+        checkpoints.save(Position(drawn=50, step=50), ModelState(trained, optimizer), {"x": 1}, wait=True)
+        assert not (killed / "rank-00001.pt").exists()
+        position, loop_state = checkpoints.load(ModelState(trained, optimizer), print)
+    finally:
+        dist.destroy_process_group()
+    assert (position, loop_state) == (Position(drawn=50, step=50), {"x": 1})
 
 
 def test_a_signal_to_one_rank_stops_all_and_the_resumed_run_has_the_same_loss_curve(two_ranks):

@@ -34,7 +34,7 @@ from joulelab.data.splits import duplicate_note
 from joulelab.distill.config import DistillSpec
 from joulelab.evaluate.evaluators import FILE, EvaluatorResults, TrainedStudent, load_evaluator, run_evaluator
 from joulelab.runs import environment
-from joulelab.runs.artifacts import Artifact, Bill
+from joulelab.runs.artifacts import Artifact, Bill, read_bill
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.phases import ALL, PART, Shard
@@ -255,7 +255,15 @@ class Runner(Generic[SpecT]):
             self.train(prepared)
             save(prepared.model, folder)
 
+        inputs = {**inputs, **(self.ranks_of(name) if reuse else {})}
         return self.artifact(name, make, kind=kind, inputs=inputs, parents=parents, reuse=reuse)
+
+    def ranks_of(self, name: str) -> Inputs:
+        """For the key of a trained model that other runs may reuse: with several ranks a step has as many batches. An
+        attempt on another number of ranks keeps what an earlier attempt of the run has trained."""
+        own = read_bill(self.run.paths.artifacts / name)
+        ranks = self.ranks.world if own is None else int(own.inputs.get("ranks", 1))
+        return {"ranks": ranks} if ranks > 1 else {}
 
     def evaluate(
         self,

@@ -196,6 +196,18 @@ class RunPaths:
             by_host.setdefault((host, int(attempt)), []).append((int(rank), path))
         return {host: sorted(files) for host, files in by_host.items()}
 
+    def attempts_before(self, trace: Path) -> list[tuple[Path, Path]]:
+        """(event file, trace) of every process of the attempts before the one with this trace, the newest first."""
+        traces = {(host, attempt): file for host, attempt, file in self.traces()}
+        number = next((attempt for (_, attempt), file in traces.items() if file == trace), 0)
+        files = sorted(self.event_files().items(), key=lambda one: -one[0][1])
+        return [
+            (file, traces[host, attempt])
+            for (host, attempt), of_host in files
+            if attempt < number and (host, attempt) in traces
+            for _, file in of_host
+        ]
+
     def traces(self) -> list[tuple[str, int, Path]]:
         """(host, attempt, file) of every trace, in order of attempts; the JSONL file where both formats exist."""
         files: dict[tuple[int, str], Path] = {}

@@ -104,8 +104,8 @@ class TrainingConfig(Section):
     stats: tuple[str, ...] = ("no-op",)
     """Additional trackers of the loop's phases."""
     isolation_s: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Seconds that the tracker `energy` may take to isolate the phases of a step; null: 10 % of the training's expected
-    time, at most 180."""
+    """Seconds that the tracker `energy` may take to isolate the phases of a step, once per run; null: 10 % of the
+    training's expected time, at most 180."""
 
     @field_validator("compile", mode="before")
     @classmethod
@@ -130,6 +130,11 @@ class TrainingConfig(Section):
             )
         if self.matmul == "fp8" and self.parallel == "fsdp":
             raise ValueError("matmul=fp8 does not support parallel=fsdp; set parallel=ddp, or set matmul=precision")
+        if self.rounding == "kahan" and self.weights == "fp32":
+            raise ValueError(
+                "rounding=kahan has no effect with weights=fp32, whose updates are not rounded; set weights=bf16, or "
+                "remove rounding"
+            )
         needed = {"weights": "bf16", "rounding": "stochastic", "optimizer": "adamw"} if self.moments == "bf16" else {}
         for name, value in needed.items():
             if getattr(self, name) != value:

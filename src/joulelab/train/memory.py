@@ -1,8 +1,9 @@
 """Memory that a training needs at least, from sizes and settings, and the settings with which it would fit.
 
-The state is known exactly: weights, gradients and what the optimizer keeps of each weight. Activations are a lower
-bound: the tensors that every implementation of a transformer layer saves for its backward pass. A training is refused
-only if the lower bound does not fit, because then the first step would fail after the model was loaded.
+The state is known exactly: weights and what the optimizer keeps of each. Activations are a lower bound: the tensors
+that every implementation of a transformer layer saves for its backward pass, which frees them while it makes the
+gradients. A training is refused only if the lower bound does not fit, because then the first step would fail after the
+model was loaded.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class ModelSize:
     vocabulary: int
     chunk: int
     """Tokens whose logits exist at a time."""
+    head_is_trained: bool = True
+    """Whether the projection to the vocabulary has a gradient; it adds up in float32."""
     other_models_bytes: int = 0
     """Other models on the device: a live teacher, a copy that generates."""
     other_models_hint: str = ""
@@ -56,14 +59,17 @@ def training_bytes(size: ModelSize, config: TrainingConfig, ranks: int = 1) -> d
     # and two norms, queries, keys and values, and the two factors of its gated feed-forward part.
     per_layer = size.width if config.activation_checkpointing else 8 * size.width + 3 * size.inner_width
     saved = tokens * per_layer * size.layers * computed
-    head = size.vocabulary * size.width * 4 + min(size.chunk, tokens) * size.vocabulary * 4
+    head = (size.width if size.head_is_trained else 0) + min(size.chunk, tokens)
+    activations, gradients = saved + head * size.vocabulary * 4, size.trained * each // ranks
     parts = {
         "weights": size.parameters * each // ranks,
-        "gradients": size.trained * each // ranks,
         f"{config.optimizer} state": size.trained * (state + kept) // ranks,
-        "activations": saved + head,
         "other models": size.other_models_bytes,
     }
+    if config.accumulate > 1:  # gradients of earlier micro-batches exist during a forward pass
+        parts |= {"gradients": gradients, "activations": activations}
+    else:  # most at the end of the forward pass, or at the end of the backward pass
+        parts["gradients" if gradients > activations else "activations"] = max(gradients, activations)
     return {name: amount for name, amount in parts.items() if amount}
 
 
@@ -106,6 +112,8 @@ def _fitting(size: ModelSize, config: TrainingConfig, free_bytes: float, ranks: 
             ({}, {"activation_checkpointing": True}),
         )
     ]
+    if config.moments == "bf16":  # other optimizers have no such moments
+        choices = [{**one, "moments": "fp32"} if "optimizer" in one else one for one in choices]
     changes = [{key: value for key, value in one.items() if getattr(config, key) != value} for one in choices]
     unique = {tuple(sorted(one.items())): one for one in changes if one}
     fitting: list[Mapping[str, Any]] = []

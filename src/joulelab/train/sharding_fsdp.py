@@ -145,6 +145,9 @@ class ShardedCheckpoints:
     def save(self, position: Position, model_state: ModelState, loop_state: LoopState, wait: bool) -> None:
         self.finish()
         folder = self.folder / f"step-{position.step:09d}"
+        if self._ranks.is_first and folder.is_dir() and not _is_complete(folder):
+            shutil.rmtree(folder)  # of an attempt that was killed while it wrote, maybe on another number of ranks
+        self._ranks.barrier()
         folder.mkdir(parents=True, exist_ok=True)
         torch.save({"position": asdict(position), "light": loop_state}, self._rank_file(folder))
         self._ranks.barrier()
@@ -228,6 +231,10 @@ class ShardedCheckpoints:
                 return position
             set_aside(folders[position], damage, warn)
         return -1
+
+
+def _is_complete(folder: Path) -> bool:
+    return (folder / _METADATA).exists() and _has_all_sums(folder)
 
 
 def _has_all_sums(folder: Path) -> bool:

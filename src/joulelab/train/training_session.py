@@ -185,6 +185,7 @@ class _Session:
             device=trainer.device,
             folder=self.run.paths.folder / "stats",
             meter=self.run.meter,
+            earlier_attempts=self.run.paths.attempts_before(self.run.meter.trace_path),
             grid=self.run.spec.energy.grid,
             stage=self.job.stage,
             aside=lambda name: self._other_stage(name, "setup", "profile"),

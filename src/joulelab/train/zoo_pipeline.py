@@ -21,6 +21,7 @@ from joulelab.clock import NS
 from joulelab.data import sources
 from joulelab.data.inputs import input_bill, keep_recorded_commits
 from joulelab.meter.trace import read_lines
+from joulelab.runs import environment
 from joulelab.runs.artifacts import Bill
 from joulelab.runs.attempt import record_settings
 from joulelab.runs.context import RunContext
@@ -150,6 +151,8 @@ class _TrainPipeline:
         config = self.spec.training
         if AUTO not in (config.precision, config.compile):
             return config
+        if not environment.has_bf16_cores(self.spec.device):
+            config = config.with_precision("fp32")
         if not _is_tried(self.device, self.ranks):
             choice = choose(config, self.device.type, self.ranks.world, None, _no_trial)
         else:

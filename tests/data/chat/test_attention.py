@@ -14,6 +14,7 @@ from joulelab.data.chat.packing import (
     NAME,
     PackedAttention,
     RowsInOrder,
+    causal_batch,
     pack,
     register,
     separates_documents,
@@ -132,6 +133,17 @@ def test_bounds_are_left_out_only_for_rows_of_one_document_and_a_kernel_that_was
 
     assert [bounds(together, True), bounds(separate, False), bounds(separate, True)] == [64, 64, 1]
     assert "attention_mask" not in PackedAttention(by_bounds=False).inputs(RowsInOrder(separate, 2).at(0, 0))
+
+
+def test_rows_without_a_document_do_not_make_the_others_single():
+    """A compiled on-policy training fills its batches with empty rows."""
+    together = pack(texts(), row_length=24, seed=0)
+    empty = np.full(len(texts()) - len(together), together.first_pieces[-1])
+    filled = replace(together, first_pieces=np.concatenate([together.first_pieces, empty]))
+    assert len(filled) == len(filled.pieces) and not filled.has_single_documents
+    batch = causal_batch(filled, np.arange(len(filled)))
+    assert (len(batch.ids), batch.samples) == (len(filled), len(together))
+    assert PackedAttention(by_bounds=True, dense=True).inputs(batch)["attention_mask"].numel() > 1
 
 
 def test_a_kernel_is_used_only_if_it_agrees_with_the_formula(monkeypatch):

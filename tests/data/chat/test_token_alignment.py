@@ -91,6 +91,20 @@ def test_a_truncated_document_has_the_spans_of_the_whole_one(byte_level):
         assert found.tolist() == [span for span in whole.tolist() if span[1] <= length]
 
 
+def test_a_prompt_of_one_token_is_no_part_of_the_answer(byte_level, sentencepiece):
+    """The other tokenizer takes several for it, so the documents begin differently."""
+
+    def document(tokenizer, prompt):
+        start, rest = (tokenizer(text, add_special_tokens=False).input_ids for text in (prompt, "two words"))
+        ids = np.array([*(start[:1] if prompt == "a" else start), *rest])
+        return EncodedDocument(ids, np.arange(len(ids)) >= len(ids) - len(rest))
+
+    one, other = document(byte_level, "a"), document(sentencepiece, "several words before")
+    spans = align(one, other, TokenBytes.of(byte_level), TokenBytes.of(sentencepiece))
+    assert not one.trained[0] and one.trained[1] and not other.trained[1]
+    assert len(spans) and spans[0, 0] == 1 and spans[-1, 1] == len(one.ids)
+
+
 def test_texts_with_nothing_in_common_have_no_span(byte_level, sentencepiece):
     own, other = TokenBytes.of(byte_level), TokenBytes.of(sentencepiece)
     one, two = byte_level("xyz").input_ids, sentencepiece("abc").input_ids

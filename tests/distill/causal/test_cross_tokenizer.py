@@ -9,6 +9,8 @@ from tiny_tokenizer import byte_level_tokenizer
 
 from joulelab.distill.causal.cross_tokenizer import TokenizerPair, check_tokenizers
 from joulelab.errors import ConfigError
+from joulelab.runs.context import Stage
+from joulelab.runs.execute import execute
 from joulelab.runs.spec import check
 from joulelab.zoo.pretrained import load_tokenizer
 
@@ -71,6 +73,32 @@ def test_on_policy_scores_the_students_text_in_the_teachers_tokens(lab, tokenize
     assert 0 < record.results["alignment.token_share"].value <= 1
     assert any("approximate: teacher" in note.text for note in record.validity.notes)
     assert record.results["student.bits_per_byte"].value > 0
+
+
+@pytest.mark.slow
+def test_spans_of_completions_are_counted_once_over_a_resume(lab, tokenizer, tmp_path, monkeypatch):
+    changes = data(
+        tokenizer,
+        generation={"prompt_tokens": 40, "answer": {"max_new_tokens": 20}},
+        on_policy={"sync_every": 4},
+        training={"checkpoint_every_steps": 2},
+    )
+    whole, _ = lab.run(tmp_path / "whole", "on-policy", **changes)
+    paths, count, seen = lab.paths(tmp_path / "killed", "on-policy", **changes), Stage.count, []
+
+    def failing(stage, **counts):
+        count(stage, **counts)
+        seen.extend([1] if stage.name == "student.train" else [])
+        if len(seen) == 7 and stage.name == "student.train":
+            raise RuntimeError("power failure")
+
+    monkeypatch.setattr(Stage, "count", failing)
+    with pytest.raises(RuntimeError, match="power failure"):
+        execute(paths, lab.listening)
+    monkeypatch.setattr(Stage, "count", count)
+    resumed = execute(paths, lab.listening)
+    for name in ("alignment.token_share", "alignment.one_to_one_share"):
+        assert resumed.results[name].value == whole.results[name].value, name
 
 
 def test_a_completion_has_the_teachers_prompt_and_the_same_words(lab, tokenizer):

@@ -17,8 +17,9 @@ from joulelab.data.chat.packing import PackedAttention
 from joulelab.distill.causal import on_policy, server_teacher
 from joulelab.distill.causal.config import CausalTraining, OnPolicy
 from joulelab.distill.causal.objective import StudentSetup
+from joulelab.distill.causal.recipe import model_checks
 from joulelab.distill.logit_cache.kd_loss import DenseTargets, KdLoss, TeacherHead
-from joulelab.errors import ConfigError, CorruptedFile, JoulelabError
+from joulelab.errors import ConfigError, CorruptedFile, JoulelabError, refuse_all
 from joulelab.infer.generation import engine, static_decoder
 from joulelab.infer.generation.completions import read_completions
 from joulelab.runs.artifacts import read_bill
@@ -371,6 +372,7 @@ def test_a_server_without_scores_and_settings_that_would_be_biased_are_refused(l
         ({"generation": {**SHORT, "answer": {"temperature": 0.8}}}, "whole distribution"),
         ({"generation": WHOLE, "on_policy": {"student_share": 0.5}}, "on_policy.student_share=1"),
         ({"generation": WHOLE, "on_policy": {"temperature": 2.0}}, "on_policy.temperature=1"),
+        ({"generation": WHOLE, "training": {"precision": "fp16"}}, "training.precision=bf16"),
     ):
         with pytest.raises(ConfigError, match=text):
             check(lab.settings("on-policy", teacher={**server, "model": str(lab.teacher)}, **changes))
@@ -421,24 +423,97 @@ def test_two_ranks_write_and_score_their_own_batches(lab, tmp_path):
         assert record.results[name].value == pytest.approx(alone.results[name].value, rel=1e-4), name
 
 
+class Probabilities:
+    """The part of `Rollouts` that keeps the probabilities of a round, for one rank."""
+
+    def __init__(self, folder, rank=0, value=-1.0):
+        self._folder, self._ranks = folder, SimpleNamespace(rank=rank, sum=lambda values: values)
+        self._synchronized, self.computed, self.warnings = 1, [], []
+        self._copy = SimpleNamespace(log_probabilities=lambda batch, *rest: torch.tensor([value]), synchronize=int)
+        run = SimpleNamespace(warn=self.warnings.append)
+        self._context = SimpleNamespace(vocabulary=9, device="cpu", spec=SimpleNamespace(chunk=4), run=run)
+
+    def _open(self, *kind):
+        return nullcontext()
+
+    def _synchronize(self, number):
+        on_policy.Rollouts._synchronize(self, number)
+
+    def sampled_with(self, *places):
+        batches = {at: SimpleNamespace(to=lambda device, at=at: self.computed.append(at)) for at in places}
+        return on_policy.Rollouts._sampled_with(self, 1, batches)
+
+
 def test_the_probabilities_of_a_round_are_kept_with_a_checksum(tmp_path):
-    computed = SimpleNamespace(log_probabilities=lambda batch, words, chunk: torch.tensor([-1.0, -2.0]))
-    rollouts = SimpleNamespace(
-        _open=lambda *kind: nullcontext(), _folder=tmp_path, _ranks=SimpleNamespace(rank=0), _copy=computed,
-        _context=SimpleNamespace(vocabulary=9, device="cpu", spec=SimpleNamespace(chunk=4)),
-    )  # fmt: skip
-
-    def sampled_with(*places):
-        batches = {place: SimpleNamespace(to=lambda device: None) for place in places}
-        return on_policy.Rollouts._sampled_with(rollouts, 1, batches)
-
-    sampled_with(3)
-    assert set(sampled_with(3, 4)) == {3, 4}, "a round with other batches is computed again"
-    rollouts._copy = None
-    assert sampled_with(3)[3].tolist() == [-1.0, -2.0]
+    first = Probabilities(tmp_path)
+    first.sampled_with(3)
+    assert set(first.sampled_with(3, 4)) == {3, 4} and first.computed == [3, 4], "only what is missing is computed"
+    again = Probabilities(tmp_path)
+    assert again.sampled_with(3)[3].tolist() == [-1.0] and again.computed == []
     (file,) = tmp_path.iterdir()
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(CorruptedFile, match="is corrupted"):
-        sampled_with(3)
+        again.sampled_with(3)
+
+
+def test_probabilities_are_those_of_the_sampling_on_another_number_of_ranks(tmp_path):
+    for rank, places in ((0, (4, 6)), (1, (5, 7))):
+        Probabilities(tmp_path, rank, value=-2.0).sampled_with(*places)
+    alone = Probabilities(tmp_path, value=-1.0)
+    found = alone.sampled_with(4, 5)
+    assert [float(found[at]) for at in (4, 5)] == [-2.0, -2.0] and alone.computed == []
+
+
+def test_lost_probabilities_are_those_of_the_resumed_weights_and_the_run_warns(tmp_path):
+    """The copy still has the weights that the training started from."""
+    resumed, synchronized = Probabilities(tmp_path), []
+    resumed._synchronized = -1
+    resumed._copy.synchronize = lambda: synchronized.append(1)
+    resumed.sampled_with(3)
+    assert synchronized == [1] and resumed._synchronized == 1
+    (warning,) = resumed.warnings
+    assert "are missing; those of the resumed weights replace them" in warning
+
+
+def test_no_round_goes_beyond_the_last_step(lab, finished):
+    store = finished["on-policy"][1].folder.parent
+    record, _ = lab.run(
+        store, "on-policy", on_policy={"sync_every": 10}, generation=SHORT, training={"max_steps": 2}, label="2 steps"
+    )
+    assert record.results["student.train.steps"].value == 2
+    assert record.stage("teacher.score").tokens == trained_tokens(record)
+
+
+def test_batches_with_other_data_use_no_prompts(lab, finished, monkeypatch):
+    """12 prompts, half of the batches: each is answered as often as any other, up to one time."""
+    asked, requests = [], on_policy.Rollouts._requests
+
+    def watched(rollouts, micro_batch):
+        found = requests(rollouts, micro_batch)
+        asked.extend(str(request.prompt) for request in found)
+        return found
+
+    monkeypatch.setattr(on_policy.Rollouts, "_requests", watched)
+    store = finished["on-policy"][1].folder.parent
+    mixed = {"student_share": 0.5, "sync_every": 3}
+    lab.run(store, "on-policy", generation=SHORT, on_policy=mixed, budget={"tokens": 4800}, label="half")
+    counts = [asked.count(prompt) for prompt in set(asked)]
+    assert len(counts) == 12 and max(counts) - min(counts) <= 1
+
+
+def test_a_budget_that_counts_an_unmetered_teacher_is_refused_before_the_first_stage(lab, tmp_path, monkeypatch):
+    from openai_server import serving
+
+    budget = {"tokens": 2400, "energy_j": 1e6, "counts_teacher": True}
+    changes = {"generation": WHOLE, "on_policy": {"listed_tokens": 3}, "budget": budget}
+    with serving(lab.teacher) as (address, _):
+        settings = {"training": {"budget_counts_estimates": True}, "teacher": {"server": address}, **changes}
+        with pytest.raises(ConfigError, match="the teacher's energy would be unknown: no sensor works"):
+            execute(lab.paths(tmp_path, "on-policy", **settings), lab.listening)
+        (run,) = tmp_path.glob("*/run.json")
+        assert [stage["name"] for stage in json.loads(run.read_text())["stages"]] == ["run.overhead"]
+        monkeypatch.setattr(server_teacher.ServerGenerator, "energy_gap", "it runs elsewhere")
+        with pytest.raises(ConfigError, match="would be unknown: it runs elsewhere"):
+            refuse_all(model_checks(check(lab.settings("on-policy", **settings))))

@@ -1,5 +1,6 @@
 """Joules per phase on a machine where the right answer is known, and a training that never notices it was measured."""
 
+import json
 import time
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from stats_training import (
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
 from joulelab.meter.figures import EnergyFigure, ErrorComponent
-from joulelab.train.stats import phase_times
+from joulelab.train.stats import phase_energy, phase_times
 from joulelab.train.stats.hooks import NoOpStats, StatsList
 from joulelab.train.stats.isolated import (
     LOOP_OF_PHASE,
@@ -44,7 +45,7 @@ def machine(tmp_path, monkeypatch):
     return machine
 
 
-def measured(machine, steps=40, costs=None, meter=None, plan=QUICK, **config):
+def measured(machine, steps=40, costs=None, meter=None, plan=QUICK, earlier_attempts=(), **config):
     """What the tracker found, its text, and its stages."""
     results, stages = {}, []
 
@@ -57,7 +58,8 @@ def measured(machine, steps=40, costs=None, meter=None, plan=QUICK, **config):
     trainer = make_trainer(stats, kind=MachineTrainer, max_steps=steps, **config)
     trainer.costs = {**MachineTrainer.costs, **(costs or {})}
     meter = meter or machine.meter()
-    text = trained(trainer, meter=meter, aside=aside, result=results.__setitem__)
+    context = {"aside": aside, "result": results.__setitem__, "earlier_attempts": earlier_attempts}
+    text = trained(trainer, meter=meter, **context)
     return results["energy"], text, stages, meter
 
 
@@ -116,6 +118,63 @@ def test_the_forward_pass_is_taken_apart_into_the_parts_it_marks(machine):
     assert sum(parts.values()) == pytest.approx(isolated["phases"]["forward"]["energy_j"], rel=1e-9)
     assert isolated["agrees"] is True
     assert "  forward.student" in text
+
+
+class Rounds:
+    """Makes the batches of ten steps at a time, as on-policy distillation does."""
+
+    drawn = 0
+
+    def is_due(self, position):
+        return position.drawn >= self.drawn
+
+    def prepare(self, position, paused):
+        self.drawn += 20
+
+
+class RoundTrainer(MachineTrainer):
+    def next_batch(self):
+        assert self.position.drawn < self.callbacks.preparation.drawn, "this batch does not exist yet"
+        return super().next_batch()
+
+
+def test_batches_that_do_not_exist_yet_are_not_drawn(machine):
+    """The warm-up ends where a round ends."""
+    results = {}
+    around = TrainerCallbacks(phase=lambda name: nullcontext(), preparation=Rounds())
+    trainer = make_trainer(EnergyStats(plan=QUICK, now_ns=machine.now_ns), around, RoundTrainer, max_steps=40)
+    trained(trainer, meter=machine.meter(), result=results.__setitem__)
+    assert phases(results["energy"]) == pytest.approx(per_step(MachineTrainer.costs), rel=0.01)
+    assert trainer.position.drawn == 80
+
+
+def test_a_resumed_training_uses_the_isolation_of_an_earlier_attempt(machine, tmp_path):
+    first, _, _, meter = measured(machine)
+    events, trace = tmp_path / "events.jsonl", tmp_path / "earlier.jsonl"
+    events.write_text(
+        "".join(json.dumps({"kind": kind, "mono_ns": 1, **fields}) + "\n" for kind, fields in meter.events)
+    )
+    trace.write_bytes(meter.trace_path.read_bytes())
+    machine.spend(3600, 1000)  # another attempt, an hour later
+    again, text, stages, _ = measured(machine, earlier_attempts=[(events, trace)])
+    assert stages == [] and again["isolated"]["duration_s"] == first["isolated"]["duration_s"]
+    assert phases(again) == pytest.approx(phases(first), rel=1e-9)
+    assert again["isolated"]["energy_j"] == pytest.approx(first["isolated"]["energy_j"], rel=1e-9)
+    assert "agrees with undisturbed training" in text
+
+
+def test_copying_the_state_is_part_of_the_limit(machine, monkeypatch):
+    class SlowSnapshot(Snapshot):
+        def __init__(self, trainer):
+            super().__init__(trainer)
+            machine.spend(10, 100)
+
+    monkeypatch.setattr(phase_energy, "Snapshot", SlowSnapshot)
+    found, _, _, _ = measured(machine, steps=400, plan=None, isolation_s=40)
+    assert found["isolated"]["duration_s"] == pytest.approx(10 + 20, abs=4)  # restoring takes no time here
+    found, _, _, _ = measured(machine, steps=400, plan=None, isolation_s=20)
+    assert found["isolated"]["phases"] == {} and found["isolated"]["duration_s"] == pytest.approx(10)
+    assert "it may take 20.0 s" in found["isolated"]["problem"]
 
 
 def test_ten_optimizer_steps_raise_that_phase_and_no_other(machine):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,10 +61,10 @@ class PackedRows:
         """Without padding."""
         return int(self.pieces[:, 2].sum())
 
-    @property
+    @cached_property
     def has_single_documents(self) -> bool:
-        """Whether every row is one document, or one piece of it, and padding."""
-        return len(self.pieces) == len(self)
+        """Whether every row is at most one document, or one piece of it, and padding."""
+        return bool((np.diff(self.first_pieces) <= 1).all())
 
     @property
     def padded_share(self) -> float:
@@ -189,14 +190,10 @@ class CausalBatch:
     documents: Tensor  # [B, T] int64, number of the document in the row; PADDING at the end
     bounds: Tensor  # int32, document starts in the concatenated rows; padded with the total length
     rows: Rows  # numbers of the packed rows
+    samples: int  # rows that have a document: a compiled training fills its batches with others
     tokens: int  # without padding
     count: int  # targets
     single_documents: bool  # every row of the packed ones has one document, not only those of this batch
-
-    @property
-    def samples(self) -> int:
-        """Number of rows."""
-        return len(self.ids)
 
     def to(self, device: torch.device) -> CausalBatch:
         return self._with_each(lambda tensor: tensor.to(device, non_blocking=True))
@@ -229,6 +226,7 @@ def causal_batch(packed: PackedRows, rows: Rows) -> CausalBatch:
         documents=torch.from_numpy(documents),
         bounds=document_bounds(torch.from_numpy(positions)),
         rows=rows,
+        samples=int(np.count_nonzero(documents[:, 0] != PADDING)),
         tokens=int(np.count_nonzero(documents != PADDING)),
         count=int(np.count_nonzero(trained)),
         single_documents=packed.has_single_documents,
@@ -337,6 +335,7 @@ def _second_of_two(model: nn.Module, attention: PackedAttention, first: list[int
         documents=torch.tensor([[0, 0, 0, 1, 1, 1]]),
         bounds=document_bounds(positions),
         rows=np.zeros(1, dtype=np.int64),
+        samples=1,
         tokens=6,
         count=0,
         single_documents=False,

@@ -213,7 +213,11 @@ def align(student: EncodedDocument, teacher: EncodedDocument, own: TokenBytes, o
     after the last of the student, then of the teacher. Answers are paired by number, so that chat templates may
     differ."""
     found = [np.empty((0, 4), dtype=np.int64)]
-    for (start, end), (begin, stop) in zip(_answers(student), _answers(teacher), strict=False):
+    answers, theirs = _answers(student), _answers(teacher)
+    if answers and theirs and answers[0][0] == theirs[0][0] == 1:
+        # The first token of a plain text has nothing to predict it from and is not trained, but is part of the text.
+        answers[0], theirs[0] = (0, answers[0][1]), (0, theirs[0][1])
+    for (start, end), (begin, stop) in zip(answers, theirs, strict=False):
         text_end, text_stop = _without_end(student.ids, start, end, own), _without_end(teacher.ids, begin, stop, other)
         ends = text_end < end and text_stop < stop
         spans = _spans(student.ids[start:text_end], teacher.ids[begin:text_stop], own, other, from_end=ends)
@@ -231,13 +235,9 @@ def _all_trained(document: EncodedDocument, spans_S2: Ints) -> Bools:
 
 
 def _answers(document: EncodedDocument) -> list[tuple[int, int]]:
-    """Runs of trained tokens. The first token of a plain text has nothing to predict it from and is not trained, but is
-    part of the text."""
+    """Runs of trained tokens."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], document.trained, [False]]).astype(np.int8)))
-    runs = [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
-    if runs and runs[0][0] == 1:
-        runs[0] = (0, runs[0][1])
-    return runs
+    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
 
 
 def _without_end(ids: Ints, start: int, end: int, tokens: TokenBytes) -> int:

@@ -793,6 +793,11 @@ class CausalSpec(LanguageModelSpec):
                 "temperature 1: set on_policy.student_share=1 and on_policy.temperature=1",
             ),
             (
+                self.scores_on_server and self.training.precision == "fp16",
+                "with a teacher.server, gradients of single tokens exceed the largest number of fp16; set "
+                "training.precision=bf16 or fp32",
+            ),
+            (
                 self.pipeline == "on-policy"
                 and not self.scores_on_server
                 and self.on_policy.listed_tokens != OnPolicy().listed_tokens,

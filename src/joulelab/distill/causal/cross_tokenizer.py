@@ -50,6 +50,8 @@ from joulelab.runs.context import Stage
 from joulelab.zoo.pretrained import causal_lm_config, load_tokenizer
 
 STAGE = StageSpec("data.teacher-tokens", "data", "preprocess")
+SPAN_COUNTS = ("trained", "aligned", "spans", "with text", "one to one")
+"""What is counted of tokens and spans; all but spans are tokens or parts of the spans."""
 _BLOCK = 256
 _CHECKED_ROWS = 20
 _SAME = "use a teacher and a student of one family, or a randomly initialized student (student.size)"

@@ -52,7 +52,7 @@ from joulelab.zoo.pretrained import (
     seeded_init,
     weights_identity,
 )
-from joulelab.zoo.quantization import is_quantized
+from joulelab.zoo.quantization import WEIGHT_BYTES, is_quantized
 from joulelab.zoo.quantized_layers import quantization_of, quantize
 from joulelab.zoo.students import check_layers
 
@@ -149,12 +149,12 @@ def check_memory(spec: CausalSpec) -> None:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     for stage, training in (("student.train", spec.training), ("student.sft", spec.start)):
         if training is not None and (stage == "student.train" or (spec.sft_first and spec.pipeline in STARTS_FROM_SFT)):
-            size = _training_size(spec, on_gpu)
+            size = _training_size(spec, on_gpu, alone=stage == "student.sft")
             require_memory(stage, size, training, free_bytes, world if training.parallel == "fsdp" else 1)
 
 
-def _training_size(spec: CausalSpec, on_gpu: bool) -> ModelSize:
-    """From the configurations, without any weight."""
+def _training_size(spec: CausalSpec, on_gpu: bool, alone: bool) -> ModelSize:
+    """From the configurations, without any weight. `alone`: no other model is on the device."""
     student = spec.student
     model: Any
     if student.size is not None:
@@ -164,25 +164,27 @@ def _training_size(spec: CausalSpec, on_gpu: bool) -> ModelSize:
     else:
         model = _meta_model(student.model or spec.teacher.model, student.layers)
     config, parameters = model.config, _count(model)
-    trained = parameters
+    trained, targets = parameters, list[Any]()
     if student.lora is not None:
         targets = [part for name, part in model.named_modules() if name.rpartition(".")[2] in student.lora.targets]
         trained = sum(student.lora.rank * sum(part.weight.shape) for part in targets if isinstance(part, nn.Linear))
     other_bytes, hint = 0, ""
     live = spec.pipeline == "on-policy" or (spec.pipeline == "kd" and spec.distill.teacher == "live")
-    if live and spec.teacher.server is None:
-        precision = spec.teacher.precision  # quantized weights are bf16 while they are loaded
-        half = precision == "bf16" or is_quantized(precision) or (precision == "auto" and on_gpu)
-        other_bytes += _count(_meta_model(spec.teacher.model)) * (2 if half else 4)
+    if live and spec.teacher.server is None and not alone:
+        precision = spec.teacher.precision
+        half = precision == "bf16" or (precision == "auto" and on_gpu)
+        each = WEIGHT_BYTES[precision] if is_quantized(precision) else 2 if half else 4
+        other_bytes += round(_count(_meta_model(spec.teacher.model)) * each)
         hint = f"the teacher on another device, without its {size_text(other_bytes)}: "
         hint += "teacher.server" if spec.pipeline == "on-policy" else "distill.teacher=cached"
-    if spec.pipeline == "on-policy":  # the copy that generates
+    if spec.pipeline == "on-policy" and not alone:  # the copy that generates
         other_bytes += parameters * (2 if on_gpu and spec.training.precision in ("bf16", "fp16") else 4)
     return ModelSize(
         parameters=parameters + (trained if student.lora else 0), trained=trained,
         layers=int(config.num_hidden_layers), width=int(config.hidden_size),
         inner_width=int(getattr(config, "intermediate_size", 0) or 4 * config.hidden_size),
         row_length=spec.data.row_length, vocabulary=int(config.vocab_size), chunk=spec.chunk,
+        head_is_trained=student.lora is None or model.get_output_embeddings() in targets,
         other_models_bytes=other_bytes, other_models_hint=hint,
     )  # fmt: skip
 

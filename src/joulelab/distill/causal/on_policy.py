@@ -36,7 +36,13 @@ from joulelab.data.chat.packing import (
     pack,
     training_batches,
 )
-from joulelab.distill.causal.cross_tokenizer import PairedBatch, paired_batches, report_spans, tokenizer_pair
+from joulelab.distill.causal.cross_tokenizer import (
+    SPAN_COUNTS,
+    PairedBatch,
+    paired_batches,
+    report_spans,
+    tokenizer_pair,
+)
 from joulelab.distill.causal.generators import (
     SERVER_KEY,
     TeacherSource,
@@ -67,7 +73,7 @@ from joulelab.infer.generation.settings import PADDED_PROMPTS, GenerationSetting
 from joulelab.infer.generation.static_decoder import ENOUGH_ROWS
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.paths import read_json, write_json
-from joulelab.train.budget import Position
+from joulelab.train.budget import Budget, Position, require_energy_reading
 from joulelab.train.checkpoint import matches_its_sum, save_summed
 from joulelab.train.parallel import gathered
 from joulelab.train.training_session import StageOpener
@@ -102,6 +108,13 @@ def on_policy_data(
     context.run.note(_describe(context))
     name = policy.loss_name if pair is None else pair.loss_name(policy.loss_name)
     return TrainingData(rollouts, objective, name, setup.config, rollouts.using, rollouts.close)
+
+
+def refuse_unmetered_server(context: CausalContext) -> None:
+    """Before the first stage: energy that is not measured cannot count toward the budget."""
+    spec = context.spec
+    require_energy_reading(context.run, spec.training, energy_j=spec.budget.energy_j)  # sensors need a moment
+    refuse_unknown_energy(spec, server_energy_gap(context.run.meter))
 
 
 def _server_teacher(context: CausalContext) -> ServerTeacher:
@@ -214,8 +227,6 @@ class Rollouts:
     ) -> None:
         spec, config = context.spec, setup.config
         self._pair = tokenizer_pair(context)
-        self._spans: Counter[str] = Counter()
-        """Tokens and spans of the completions, if the teacher has another tokenizer."""
         self._context, self._config, self._teacher = context, config, teacher
         self._policy, self._ranks = spec.on_policy, context.runner.ranks
         self._copy = StudentCopy(setup, context.device)
@@ -231,10 +242,15 @@ class Rollouts:
         self._prompts_per_batch = max(1, documents // spec.generation.answer.n)
         self._folder = context.run.paths.checkpoints / GENERATE[0]
         self._orders: dict[int, Sequence[int]] = {}
+        self._before = [0]
+        """How many of the first n micro-batches are the student's, by n."""
         self._round = -1
+        self._synchronized = -1
+        """The round in which the copy got the weights of the student."""
         self._batches: dict[int, ScoredBatch] = {}
         self._generator: Generator | None = None
-        self._totals = {"completions": 0, "tokens": 0, "truncated": 0, "scored_rows": 0, "scored_tokens": 0}
+        counts = ("completions", "tokens", "truncated", "scored_rows", "scored_tokens", *SPAN_COUNTS)
+        self._totals = dict.fromkeys(counts, 0)
         self._open: StageOpener | None = None
 
     def using(self, opener: StageOpener) -> Rollouts:
@@ -254,7 +270,7 @@ class Rollouts:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Micro-batches of one pass over the prompts."""
+        """Micro-batches of one pass over the prompts, those with other data between them included."""
         return max(1, round(len(self._prompts) / (self._prompts_per_batch * self._policy.student_share)))
 
     def at(self, epoch: int, index: int) -> CausalBatch:
@@ -271,11 +287,16 @@ class Rollouts:
         if is_first:
             self._restore(number if begun else number - 1)
         self._round, self._batches = number, {}
-        left = (every - begun) * self._config.accumulate
+        left = self._steps_left(position, every - begun) * self._config.accumulate
         numbers = [position.drawn + self._ranks.rank + self._ranks.world * place for place in range(left)]
         own = [at for at in numbers if self._others is None or self._is_students(at)]
         written = self._completions(number, own)
-        every_batch = {at: self._packed(written[at]) if at in written else self._other_batch(at) for at in numbers}
+        spans: Counter[str] = Counter()
+        every_batch = {
+            at: self._packed(written[at], spans) if at in written else self._other_batch(at) for at in numbers
+        }
+        if self._pair is not None and not (is_first and begun):  # a resumed round was counted by the attempt before
+            self._add(**{name: spans[name] for name in SPAN_COUNTS})
         batches = self._trained_on(every_batch, position)
         log_mu = self._sampled_with(number, batches) if isinstance(self._teacher, ServerTeacher) else {}
         # The student's generation uses its budget; the teacher's work does so only if the settings say so.
@@ -285,8 +306,13 @@ class Rollouts:
             write_json(self._totals_file(number), dict(self._totals))
         self._report()
 
+    def _steps_left(self, position: Position, of_round: int) -> int:
+        """Steps of this round before the end of the training, where steps or epochs limit it."""
+        total = Budget(self._config, self.batches_per_epoch, self._config.accumulate * self._ranks.world).steps
+        return of_round if total is None else max(1, min(of_round, total - position.step))
+
     def _trained_on(self, batches: Mapping[int, CausalBatch], position: Position) -> dict[int, CausalBatch]:
-        """Those before the end of the budget: the last round may have more, which the teacher need not score."""
+        """Those before the end of a token budget: the last round may have more, which the teacher need not score."""
         limit, per_step = self._config.max_tokens, self._config.accumulate
         if limit is None:
             return dict(batches)
@@ -300,7 +326,7 @@ class Rollouts:
         """Counts of earlier attempts up to round `last`. Later rounds were after the checkpoint: the training is
         repeated from there, and so is their generation."""
         if self._totals_file(last).exists():
-            self._totals = read_json(self._totals_file(last))
+            self._totals.update(read_json(self._totals_file(last)))
         if self._ranks.is_first:
             for path in self._folder.glob("round-*"):
                 if int(path.stem.split("-")[1]) > last:
@@ -328,12 +354,14 @@ class Rollouts:
         found: list[tuple[_Request, list[Completion]]] = []
         missing: list[tuple[GenerationSettings, list[_Request]]] = []
         for number_of_pass, some in by_pass.items():
-            settings = self._settings(number_of_pass)
-            keys = [completion_key(identity, settings, request.prompt) for request in some]
-            if all(key in known for key in keys):
-                found += [(request, known[key]) for request, key in zip(some, keys, strict=True)]
-            else:
-                missing.append((settings, some))
+            settings, unknown = self._settings(number_of_pass), list[_Request]()
+            for request in some:
+                key = completion_key(identity, settings, request.prompt)
+                if key in known:
+                    found.append((request, known[key]))
+                else:
+                    unknown.append(request)
+            missing += [(settings, unknown)] if unknown else []
         # A rank whose completions are complete takes part: the others need its shard of the weights and its counts.
         if self._ranks.sum([float(bool(missing))])[0]:
             found += self._generate(number, identity, missing)
@@ -342,12 +370,20 @@ class Rollouts:
         return written
 
     def _requests(self, micro_batch: int) -> list[_Request]:
-        first, count = micro_batch * self._prompts_per_batch, self._prompts_per_batch
+        first, count = self._students_before(micro_batch) * self._prompts_per_batch, self._prompts_per_batch
         found = []
         for place in range(first, first + count):
             number_of_pass, at = divmod(place, len(self._prompts))
             found.append(_Request(micro_batch, self._prompts[self._order(number_of_pass)[at]], number_of_pass))
         return found
+
+    def _students_before(self, number: int) -> int:
+        """Micro-batches of the student before this one: those with other data use no prompts."""
+        if self._others is None:
+            return number
+        while len(self._before) <= number:
+            self._before.append(self._before[-1] + self._is_students(len(self._before) - 1))
+        return self._before[number]
 
     def _order(self, number_of_pass: int) -> Sequence[int]:
         """The prompts of a pass in random order."""
@@ -372,7 +408,7 @@ class Rollouts:
         found: list[tuple[_Request, list[Completion]]] = []
         self._return_memory()
         with self._open(*GENERATE) as stage:
-            self._copy.synchronize()
+            self._synchronize(number)
 
             def tick(progress: GenerationProgress) -> None:
                 before = sum(len(answers) for _, answers in found)
@@ -446,33 +482,50 @@ class Rollouts:
         ids = np.array([*start, *written.answer.ids], dtype=np.int64)
         return EncodedDocument(ids, np.arange(len(ids)) >= len(start))
 
+    def _synchronize(self, number: int) -> None:
+        self._copy.synchronize()
+        self._synchronized = number
+
     def _sampled_with(self, number: int, batches: Mapping[int, CausalBatch]) -> dict[int, Tensor]:
         """Log-probability of every token at the time of sampling. Kept on disk: after a resume the weights of the
         round's start are gone."""
         assert self._open is not None
+        # Of all ranks: a run that is resumed on another number of them divides the micro-batches in another way.
+        files = sorted(self._folder.glob(f"round-{number:06d}-*.pt"))
+        kept: dict[int, Tensor] = {}
+        for path in files:
+            if not matches_its_sum(path):
+                raise CorruptedFile(
+                    f"{path} is corrupted: it has the probabilities that the answers of round {number} were sampled "
+                    "with",
+                    "delete it and resume: the resumed weights give other probabilities for the rest of this round",
+                )
+            kept |= torch.load(path, weights_only=True)
+        missing = {at: batch for at, batch in batches.items() if at not in kept}
+        if not self._ranks.sum([float(bool(missing))])[0]:
+            return kept
+        words, chunk = self._context.vocabulary, self._context.spec.chunk
+        with self._open(*GENERATE):
+            if self._synchronized != number:
+                self._synchronize(number)
+                self._context.run.warn(
+                    f"round {number}: the probabilities that its answers were sampled with are missing; those of the "
+                    "resumed weights replace them, so the estimate for the rest of this round is biased"
+                )
+            for at, batch in missing.items():
+                kept[at] = self._copy.log_probabilities(batch.to(self._context.device), words, chunk).cpu()
         name = f"round-{number:06d}-{self._ranks.rank:04d}"
-        path = next(iter(self._folder.glob(f"{name}*.pt")), None)
-        if path is not None and not matches_its_sum(path):
-            raise CorruptedFile(
-                f"{path} is corrupted: it has the probabilities that the answers of round {number} were sampled with",
-                "delete it and resume: the resumed weights give other probabilities for the rest of this round",
-            )
-        kept: dict[int, Tensor] = torch.load(path, weights_only=True) if path is not None else {}
-        if not batches.keys() <= kept.keys():
-            words, chunk = self._context.vocabulary, self._context.spec.chunk
-            with self._open(*GENERATE):
-                kept = {
-                    at: self._copy.log_probabilities(batch.to(self._context.device), words, chunk).cpu()
-                    for at, batch in batches.items()
-                }
-                if path is not None:
+        if missing:
+            saved = save_summed({at: kept[at] for at in batches}, self._folder, name)
+            for path in files:
+                if path.name.startswith(name) and path != saved:
                     path.unlink()
-                save_summed(kept, self._folder, name)
         return kept
 
     # rows
 
-    def _packed(self, written: list[_Written]) -> CausalBatch:
+    def _packed(self, written: list[_Written], spans: Counter[str]) -> CausalBatch:
+        """`spans`: where the tokens and spans of the completions are counted, if the teacher has another tokenizer."""
         context = self._context
         documents = DocumentList([self._document(one) for one in written], pad_id_of(context.tokenizer))
         packed = pack(documents, context.spec.data.row_length, seed=0)
@@ -486,7 +539,7 @@ class Rollouts:
         if self._pair is None:
             return causal_batch(packed, every)
         theirs = [self._pair.completion(one.prompt, one.answer.ids) for one in written]
-        return self._pair.batch(packed, every, DocumentList(theirs, pad_id_of(context.teacher_tokenizer)), self._spans)
+        return self._pair.batch(packed, every, DocumentList(theirs, pad_id_of(context.teacher_tokenizer)), spans)
 
     def _other_batch(self, number: int) -> CausalBatch:
         assert self._others is not None
@@ -543,5 +596,6 @@ class Rollouts:
         report("student.generate.tokens_per_completion", totals["tokens"] / count)
         report("student.generate.truncated_share", totals["truncated"] / count)
         report("teacher.score.tokens", float(totals["scored_tokens"]))
-        if self._pair is not None and self._spans:
-            report_spans(self._context, self._pair, self._spans, "the student's completions")
+        if self._pair is not None and totals["trained"]:
+            spans = Counter({name: totals[name] for name in SPAN_COUNTS})
+            report_spans(self._context, self._pair, spans, "the student's completions")

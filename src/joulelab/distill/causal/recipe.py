@@ -43,7 +43,7 @@ from joulelab.distill.causal.objective import (
     label_data,
     preference_data,
 )
-from joulelab.distill.causal.on_policy import on_policy_data
+from joulelab.distill.causal.on_policy import on_policy_data, refuse_unmetered_server
 from joulelab.distill.causal.quality import (
     Evaluation,
     check_questions,
@@ -57,7 +57,7 @@ from joulelab.distill.causal.quality import (
     unigram_baseline,
     warn_if_guessing,
 )
-from joulelab.distill.causal.server_teacher import require_scores
+from joulelab.distill.causal.server_teacher import require_scores, unmetered_location
 from joulelab.distill.causal.students import (
     FINAL_MODEL,
     FINAL_POLICY,
@@ -74,6 +74,7 @@ from joulelab.distill.causal.teacher import (
     generate_answers,
     pretrained_teacher,
     prompt_bills,
+    refuse_unknown_energy,
 )
 from joulelab.distill.runner import Runner, run_recipe
 from joulelab.errors import refuse_all
@@ -120,8 +121,10 @@ def model_checks(spec: CausalSpec) -> Iterator[Callable[[], object]]:
     if spec.until in ("teacher", "train"):
         yield lambda: check_questions(spec)
     if spec.scores_on_server and spec.until == "train":
-        server, listed = str(spec.teacher.server), spec.on_policy.listed_tokens
-        yield lambda: require_scores(server, spec.teacher.model, listed, os.environ.get(SERVER_KEY))
+        server, model, key = str(spec.teacher.server), spec.teacher.model, os.environ.get(SERVER_KEY)
+        yield lambda: require_scores(server, model, spec.on_policy.listed_tokens, key)
+        if spec.budget.counts_teacher:
+            yield lambda: refuse_unknown_energy(spec, unmetered_location(server, model, spec.energy.gpus, key))
 
 
 class CausalRecipe:
@@ -357,6 +360,11 @@ class DpoRecipe(CausalRecipe):
 
 
 class OnPolicyRecipe(CausalRecipe):
+    def check(self) -> None:
+        super().check()
+        if self.spec.scores_on_server and self.spec.until == "train" and self.spec.budget.counts_teacher:
+            refuse_unmetered_server(self.context)
+
     def teacher_outputs(self, data: Artifact) -> Artifact | None:
         """The teacher's completions, if some batches come from them; the student's are made and scored in training."""
         context, teacher = self.context, pretrained_teacher(self.context)

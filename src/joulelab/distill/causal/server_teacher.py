@@ -48,6 +48,12 @@ def require_scores(address: str, model: str, listed: int, api_key: str | None) -
         raise ConfigError(f"teacher.server cannot score the student's tokens: {error.message}", hint) from error
 
 
+def unmetered_location(address: str, model: str, metered_gpus: str, api_key: str | None) -> str | None:
+    """Why this node's meter cannot measure the server, if it cannot."""
+    endpoint = Endpoint(address, api_key, tries=1)
+    return ServerGenerator(endpoint, model, GenerationSettings(), metered_gpus=metered_gpus).energy_gap
+
+
 class ServerTeacher:
     """Scores batches by requests, one per document."""
 

@@ -98,6 +98,7 @@ def train_student(context: CausalContext, training: StudentTraining) -> Artifact
         "energy_j": training.budget.energy_j,
         "tokenizer": context.tokenizer_identity,
         **training.inputs,
+        **(context.runner.ranks_of(training.name) if training.shared else {}),
     }
     parents = {bill.key: bill for bill in [*training.parents, *_initial_weight_bills(context, training.start)]}
     return context.runner.artifact(

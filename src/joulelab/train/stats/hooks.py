@@ -45,6 +45,8 @@ class TrackerContext:
     """Folder for the tracker's files; None if the loop runs outside a run."""
     meter: Meter | None = None
     """The run's meter, if there is one."""
+    earlier_attempts: Sequence[tuple[Path, Path]] = ()
+    """Event file and trace of each process of the run's earlier attempts, the newest first."""
     grid: str = "none"
     """Electricity grid of the run, for emissions (`energy.grid`)."""
     aside: Callable[[str], AbstractContextManager[Any]] = lambda name: nullcontext()

@@ -184,6 +184,10 @@ class Isolation:
         self._now_ns = now_ns
         self._wait = wait
         self._accumulate = trainer.config.accumulate
+        position = trainer.position
+        # Batches of a later round do not exist yet where a preparation makes them: those of the last step are repeated.
+        drawn = position.drawn - self._accumulate * trainer.ranks.world
+        self._repeated = replace(position, drawn=drawn) if trainer.callbacks.preparation else None
         self.shortened_from_s: float | None = None
         """Time that the loops would have taken without the limit of the plan; None if it changed nothing."""
         # torch's CUDA graph trees need a mark where a step begins if the forward pass has no backward pass.
@@ -192,7 +196,7 @@ class Isolation:
     def run(self) -> list[LoopWindow]:
         begin_ns = self._now_ns()
         self._zero_learning_rate()
-        kept = [[self._trainer.next_batch() for _ in range(self._accumulate)] for _ in range(self._plan.kept_steps)]
+        kept = [self._draw() for _ in range(self._plan.kept_steps)]
         self._kept = itertools.cycle(kept)
         parts = forward_parts(self._trainer, kept[0][0])
         loops = (*parts[:-1], *LOOPS)
@@ -216,6 +220,14 @@ class Isolation:
         self._repeat("step", 1)  # leaves shards and replicas on other ranks as a whole step does
         self._wait()
         return windows
+
+    def _begin_drawing(self) -> None:
+        if self._repeated is not None:
+            self._trainer.rewind(self._repeated)
+
+    def _draw(self) -> list[Any]:
+        self._begin_drawing()
+        return [self._trainer.next_batch() for _ in range(self._accumulate)]
 
     def _zero_learning_rate(self) -> None:
         for group in self._trainer.optimizer.param_groups:
@@ -272,6 +284,8 @@ class Isolation:
     def _once(self, loop: str) -> None:
         trainer = self._trainer
         ready = None if loop == "step" else next(self._kept)
+        if ready is None:
+            self._begin_drawing()
         count = 0
         for number in range(self._accumulate):
             batch = trainer.next_batch() if ready is None else ready[number]

@@ -15,11 +15,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
 from joulelab.meter.figures import COVERED, EnergyFigure, amount_text, coverage_text, gain_text, method_text
+from joulelab.meter.trace import read_lines
 from joulelab.train.stats.hooks import TrackerContext, TrainerStats, device_synchronizer
 from joulelab.train.stats.isolated import (
     IsolatedEnergy,
@@ -218,6 +220,8 @@ class EnergyStats(TrainerStats):
         self._warmup_windows: list[CleanWindow] = []
         self._loop_windows: list[LoopWindow] = []
         self._isolation_span: TimeSpan | None = None
+        self._isolation_trace: Path | None = None
+        """Of the earlier attempt that has isolated the phases."""
         self._not_isolated = f"training ended within the {warmup_steps} warm-up steps"
 
     def attach(self, context: TrackerContext) -> None:
@@ -261,6 +265,10 @@ class EnergyStats(TrainerStats):
 
     def _isolate(self) -> None:
         context = self._context
+        self._find_earlier_isolation()
+        if context.trainer.ranks.sum([float(self._isolation_trace is not None)])[0]:
+            self._not_isolated = "" if self._loop_windows else "an earlier attempt isolated the phases"
+            return
         self._not_isolated = missing_energy_reason(context.meter, context.device.type) or ""
         limit_s, least_s = self._plan().limit_s, self._least_s()
         if not self._not_isolated and limit_s < least_s:
@@ -273,9 +281,7 @@ class EnergyStats(TrainerStats):
             try:
                 with context.aside(f"{context.stage}.phases"):
                     context.write(f"energy: isolating the phases of a step, billed to {context.stage}.phases")
-                    begin_ns = self._now_ns()
                     self._run_isolation()
-                    self._isolation_span = (begin_ns, self._now_ns())
             except EndedBySignal:  # raised on entering the stage, before any work
                 self._not_isolated = STOP_REQUESTED
 
@@ -284,17 +290,18 @@ class EnergyStats(TrainerStats):
         context = self._context
         # Isolation runs after the warm-up: kernels are loaded and compiled, clocks and temperature
         # are those of training, and the state to restore is that of a step boundary.
+        begin_ns, plan = self._now_ns(), self._plan()
         before = Snapshot(context.trainer)
         try:
-            isolation = Isolation(context.trainer, self._plan(), self._now_ns, self._wait)
+            isolation = Isolation(context.trainer, self._after_copies(plan, begin_ns), self._now_ns, self._wait)
             self._loop_windows = isolation.run()
             if isolation.shortened_from_s is not None:
-                plan = isolation.plan
+                used = isolation.plan
                 self._shortened = ShortenedIsolation(
-                    plan.limit_s, isolation.shortened_from_s, plan.rounds, plan.window_s
+                    plan.limit_s, isolation.shortened_from_s, used.rounds, used.window_s
                 )
         except TooLittleTime as short:
-            self._not_isolated = _too_little(self._plan().limit_s, short.args[0])
+            self._not_isolated = _too_little(plan.limit_s, short.args[0])
             context.write(f"energy: the phases are not isolated: {self._not_isolated}")
         except EndedBySignal:  # the loop checks right after this and saves before it stops
             self._not_isolated = STOP_REQUESTED
@@ -303,10 +310,37 @@ class EnergyStats(TrainerStats):
             context.write(f"energy: the phases could not be isolated ({self._not_isolated})")
         before.restore()
         self._wait()
-        if self._loop_windows and context.meter is not None:  # a killed run can still be evaluated from its trace
+        self._isolation_span = (begin_ns, self._now_ns())
+        # A killed run can be evaluated from its trace, and its resume need not repeat this.
+        if self._loop_windows and context.meter is not None:
             context.meter.event(
-                "isolated", stage=context.stage, windows=[window.fields() for window in self._loop_windows]
-            )
+                "isolated", stage=context.stage, windows=[window.fields() for window in self._loop_windows],
+                span=self._isolation_span, shortened=asdict(self._shortened) if self._shortened else None,
+            )  # fmt: skip
+
+    def _after_copies(self, plan: LoopPlan, begin_ns: int) -> LoopPlan:
+        """What its limit leaves for the loops: restoring the state takes about as long as copying it has taken."""
+        if not self._is_bounded:
+            return plan
+        ranks = self._context.trainer.ranks
+        # Means over ranks, because all decide alike.
+        sums = ranks.sum([2 * (self._now_ns() - begin_ns) / NS, self._least_s()])
+        copies_s, least_s = (value / ranks.world for value in sums)
+        if plan.limit_s - copies_s < least_s:
+            raise TooLittleTime(copies_s + least_s)
+        return replace(plan, limit_s=plan.limit_s - copies_s)
+
+    def _find_earlier_isolation(self) -> None:
+        """The loops of an earlier attempt of the run, whose energy is in the trace of that attempt."""
+        for events, trace in self._context.earlier_attempts:
+            for line in read_lines(events):
+                # Earlier versions did not record the span.
+                if line.get("kind") != "isolated" or line.get("stage") != self._context.stage or "span" not in line:
+                    continue
+                self._loop_windows = [LoopWindow(**window) for window in line["windows"]]
+                self._isolation_span, self._isolation_trace = tuple(line["span"]), trace
+                self._shortened = ShortenedIsolation(**line["shortened"]) if line["shortened"] else None
+                return
 
     def _least_s(self) -> float:
         """What isolation takes at least: of every loop about four repetitions to time it, and two rounds of three."""
@@ -338,16 +372,18 @@ class EnergyStats(TrainerStats):
         return report.text()
 
     def _report(self, read: Reader) -> PhaseEnergyReport:
+        earlier, context = self._isolation_trace, self._context
+        read_loops = energy_reader(context.meter, 0, context.device.type, earlier) if earlier else read
         step = energy_per_step(self._clean_windows(), read)
         return PhaseEnergyReport(
             step=step,
             long_phases=self._long.energy(read),
-            isolated=self._isolated(read),
+            isolated=self._isolated(read_loops),
             not_isolated=self._not_isolated,
             time_shares=time_shares(step.step, self._times.shares()) if step.step else {},
             isolation_stage=f"{self._context.stage}.phases",
             isolation_s=(self._isolation_span[1] - self._isolation_span[0]) / NS if self._isolation_span else None,
-            isolation_j=read([self._isolation_span]).energy_j if self._isolation_span else None,
+            isolation_j=read_loops([self._isolation_span]).energy_j if self._isolation_span else None,
             shortened=self._shortened,
         )
 
@@ -362,7 +398,7 @@ class EnergyStats(TrainerStats):
         return self._clean.windows or self._warmup_windows
 
     def _last_ns(self) -> int:
-        ends = [window.end_ns for window in self._loop_windows]
+        ends = [] if self._isolation_trace else [window.end_ns for window in self._loop_windows]
         ends += [end for window in self._clean_windows() for _, end in window.spans]
         return max([0, self._long.last_ns(), *ends])
 

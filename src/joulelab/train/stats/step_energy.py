@@ -41,15 +41,16 @@ NO_METER = missing("the training runs without a meter", "train inside a run: `jo
 Reader = Callable[[Sequence[Window]], EnergyFigure]
 
 
-def energy_reader(meter: Meter | None, until_ns: int, device: str) -> Reader:
-    """A function from windows to the energy of work on `device`. Waits until the trace covers `until_ns`."""
+def energy_reader(meter: Meter | None, until_ns: int, device: str, earlier: Path | None = None) -> Reader:
+    """A function from windows to the energy of work on `device`. Waits until the trace covers `until_ns`. `earlier`:
+    the trace of another attempt, which has ended."""
     if meter is None:
         return lambda windows: NO_METER
-    path = meter.trace_path
     # Energy is computed from the same trace and by the same functions as the record, so that a
     # tracker's figures and the record's agree.
-    wait_for_trace(path, until_ns + TRACE_LAG_NS)
-    trace = load_trace(path)
+    if earlier is None:
+        wait_for_trace(meter.trace_path, until_ns + TRACE_LAG_NS)
+    trace = load_trace(earlier or meter.trace_path)
     # The trace has no CodeCarbon readings, so that policy falls back to the sensors.
     policy = work_policy("gpu_only" if meter.policy == "gpu_only" else "measured", device)
 
