@@ -3,6 +3,9 @@
 import json
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from commands import joulelab_here
 from ragged_language import language_trainer
 
 from joulelab.errors import ConfigError
+from joulelab.train import parallel
 from joulelab.train.budget import Position
 from joulelab.train.checkpoint import ModelState
 from joulelab.train.parallel import Ranks
@@ -83,6 +87,47 @@ def test_files_of_a_killed_attempt_do_not_get_into_a_checkpoint(tmp_path):
     finally:
         dist.destroy_process_group()
     assert (position, loop_state) == (Position(drawn=50, step=50), {"x": 1})
+
+
+class Meeting:
+    """Sums over two threads in place of ranks; like a collective operation it fails if one comes too late."""
+
+    def __init__(self, limit_s):
+        self.barrier, self.values = threading.Barrier(2, timeout=limit_s), [0.0, 0.0]
+
+    def rank(self, number):
+        meeting = self
+
+        class Rank(Ranks):
+            def sum(self, values):
+                meeting.values[number] = values[0]
+                meeting.barrier.wait()
+                total = sum(meeting.values)
+                meeting.barrier.wait()
+                return [total]
+
+        return Rank(number, 2, number)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_ranks_wait_for_the_first_longer_than_an_operation_of_all_may_take(monkeypatch, fails):
+    monkeypatch.setattr(parallel, "_POLL_S", 0.05)
+    meeting = Meeting(limit_s=0.7)
+
+    def work():
+        time.sleep(1.5)
+        if fails:
+            raise OSError("disk full")
+        return "written"
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (pool.submit(meeting.rank(number).on_first, work) for number in (0, 1))
+        assert second.result() is None
+        if fails:
+            with pytest.raises(OSError, match="disk full"):
+                first.result()
+        else:
+            assert first.result() == "written"
 
 
 def test_a_signal_to_one_rank_stops_all_and_the_resumed_run_has_the_same_loss_curve(two_ranks):

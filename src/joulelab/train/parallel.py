@@ -10,11 +10,12 @@ a group of one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,8 @@ from joulelab.runs.execute import started_by_torchrun
 from joulelab.train.config import TrainingConfig
 
 TIMEOUT = timedelta(minutes=10)
+_POLL_S = 1.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,19 @@ class Ranks:
 
     def barrier(self) -> None:
         self.sum([0.0])
+
+    def on_first(self, work: Callable[[], T]) -> T | None:
+        """Work of the first rank alone, for which the others wait; they get None. A single operation of all ranks would
+        time out after minutes, and writing a large model takes longer on a slow file system."""
+        if self.world == 1:
+            return work()
+        with ThreadPoolExecutor(1, thread_name_prefix="joulelab-first-rank") as pool:
+            working, has_ended = pool.submit(work) if self.is_first else None, False
+            while not has_ended:
+                if working is not None:
+                    wait([working], timeout=_POLL_S)
+                has_ended = self.sum([float(working is not None and working.done())])[0] > 0
+            return None if working is None else working.result()
 
 
 SINGLE_RANK = Ranks()

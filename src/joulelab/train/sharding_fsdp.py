@@ -170,8 +170,8 @@ class ShardedCheckpoints:
             return None
         self._ranks.barrier()  # all ranks have the same list before the first rank sets one aside
         # The first rank reads all files; on a slow network file system, every rank reading all of them takes longer.
-        newest = self._newest_intact(folders, warn) if self._ranks.is_first else 0
-        chosen = int(self._ranks.sum([newest])[0])
+        newest = self._ranks.on_first(lambda: self._newest_intact(folders, warn))
+        chosen = int(self._ranks.sum([newest or 0])[0])
         if chosen < 0:
             raise none_usable(self.folder, folders)
         folder = folders[chosen]

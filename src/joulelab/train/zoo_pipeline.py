@@ -221,8 +221,7 @@ class _TrainPipeline:
         def make(folder: Path) -> None:
             self.train()
             weights = self._whole_weights()
-            if self.ranks.is_first:
-                save_weights(self.workload.model, folder, weights)
+            self.ranks.on_first(lambda: save_weights(self.workload.model, folder, weights))
 
         unset = {name for name in ("validation_dataset", "text_column") if not getattr(self.spec, name)}
         spec = self.spec.model_copy(update={"training": self.training})

@@ -194,9 +194,7 @@ def _save_sharded(
 ) -> None:
     """The first rank has the weights and writes them; the others refer to its files, instead of one copy each."""
     ranks = context.runner.ranks
-    if ranks.is_first:
-        save_student(unsharded_model(model, weights), context.tokenizer, folder, state_file)
-    ranks.barrier()
+    ranks.on_first(lambda: save_student(unsharded_model(model, weights), context.tokenizer, folder, state_file))
     if not ranks.is_first:
         for file in (context.run.paths.artifacts / folder.name).iterdir():
             if not (folder / file.name).exists():
