@@ -78,6 +78,8 @@ class TrainingOutcome:
     position: Position
     tracker_report: str
     """Summaries of all trackers."""
+    budget_energy_j: float | None = None
+    """What the training used of its energy budget, by the live reading; None without such a budget."""
 
 
 def train_in_run(run: RunContext, job: TrainingJob) -> TrainingOutcome:
@@ -115,7 +117,9 @@ class _Session:
         self.checkpoints.clear()
         if tracker_report:
             run.progress.write(tracker_report)
-        return TrainingOutcome(loss, trainer.position, tracker_report)
+        limit_j = job.config.max_energy_j
+        used_j = None if limit_j is None else limit_j + trainer.budget.overshoot_j
+        return TrainingOutcome(loss, trainer.position, tracker_report, used_j)
 
     def _budget_paused(self) -> AbstractContextManager[object]:
         return nullcontext() if self.trainer is None else self.trainer.budget.paused()

@@ -75,6 +75,19 @@ def test_a_teacher_is_evaluated_again_if_the_files_of_a_task_have_changed(lab, t
     assert found == [(0.25, False), (0.25, True), (0.75, False)]
 
 
+def test_the_same_energy_is_subtracted_for_an_sft_student_of_this_run_and_of_another(lab, tmp_path):
+    """That of its training: neither setup and evaluations, nor what the run did between stages."""
+    settings = {"budget": {"tokens": None, "energy_j": 4.0}, "training": {"budget_counts_estimates": True}}
+    settings["start"] = {"budget_counts_estimates": True, "evaluate_every_steps": 2}
+    fresh, _ = lab.run(tmp_path, "self", **settings)
+    again, _ = lab.run(tmp_path, "self", **settings, seed=1, label="again")
+    assert fresh.stage("student.sft") is not None and again.stage("student.sft") is None
+    left = [record.results["budget.left_energy_j"].value for record in (fresh, again)]
+    assert left[0] == left[1]
+    trained_j = fresh.stage("student.sft").energy.cpu_estimate.energy_j
+    assert 4.0 - left[0] == pytest.approx(trained_j, rel=0.5)
+
+
 def test_everything_subtracted_from_a_budget_is_reported_and_the_hint_fits_the_largest_part():
     messages = []
     budget = SimpleNamespace(tokens=None, energy_j=12.0, counts_teacher=True)

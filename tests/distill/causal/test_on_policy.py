@@ -1,6 +1,7 @@
 """On-policy distillation: GKD's loss, rounds of generation and scoring, mixing, resume, and what is refused."""
 
 import json
+import math
 import subprocess
 import sys
 import warnings
@@ -366,6 +367,23 @@ def test_a_server_that_lists_all_tokens_teaches_as_a_live_teacher_and_fewer_toke
     assert any(one.name.startswith(f"teacher.score on {address}") for one in some.lineage)
 
 
+MALFORMED = (
+    None, [[9, -0.1]], {"9": -0.1}, {"9": {}}, {"9": {"logprob": None}}, {"tok9": {"logprob": -0.1}},
+)  # fmt: skip
+
+
+def position(scores):
+    return {"choices": [{"prompt_logprobs": [None, scores]}]}
+
+
+def test_a_server_that_lists_fewer_tokens_than_asked_for_is_refused():
+    """The sampled token would count as one of the list, which must not depend on it."""
+    with pytest.raises(JoulelabError, match=r"list 2 tokens instead of on_policy\.listed_tokens=3"):
+        server_teacher._read_scores(position({"7": {"logprob": -0.1}, "9": {"logprob": -3.0}}), [8, 9], 3, 32)
+    with pytest.raises(ConfigError, match="listed_tokens=40 is more than the 32 tokens"):
+        server_teacher.require_scores("http://127.0.0.1:9/v1", "tiny", 40, 32, None)
+
+
 def test_a_server_without_scores_and_settings_that_would_be_biased_are_refused(lab):
     server = {"server": "http://127.0.0.1:9/v1"}
     for changes, text in (
@@ -377,17 +395,22 @@ def test_a_server_without_scores_and_settings_that_would_be_biased_are_refused(l
         with pytest.raises(ConfigError, match=text):
             check(lab.settings("on-policy", teacher={**server, "model": str(lab.teacher)}, **changes))
     with pytest.raises(ConfigError, match="cannot score the student's tokens: no server answers at"):
-        server_teacher.require_scores(server["server"], "tiny", 3, None)
+        server_teacher.require_scores(server["server"], "tiny", 3, 32, None)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ConfigError) as refused:
         unknown = JoulelabError("HTTP 400: unknown parameter 'prompt_logprobs'", "check the model name")
         patch.setattr(server_teacher.Endpoint, "require_reachable", lambda endpoint: None)
         patch.setattr(server_teacher.Endpoint, "post", lambda *request: (_ for _ in ()).throw(unknown))
-        server_teacher.require_scores(server["server"], "tiny", 3, None)
+        server_teacher.require_scores(server["server"], "tiny", 3, 32, None)
     assert "for example vLLM" in refused.value.hint, "joulelab serve has no such extension"
     for reply, text in (
         ({"choices": [{"text": ""}]}, "no prompt_logprobs for a text of 2 tokens"),
         ({"choices": [{"prompt_logprobs": [None]}]}, "of 1 tokens for a text of 2"),
         ({"choices": [{"prompt_logprobs": [None, {"7": {"logprob": -0.1}}]}]}, "lack token 9"),
+        ({"choices": ["text"]}, "no prompt_logprobs for a text of 2 tokens"),
+        *((position(one), 'at token 9 are .*; expected {"id": {"logprob": number}}') for one in MALFORMED),
+        (position({"9": {"logprob": 0.7}}), "the sum of the probabilities is 2.01"),
+        (position({"9": {"logprob": math.nan}}), "the sum of the probabilities is nan"),
+        (position({"9": {"logprob": -5.0}, "99": {"logprob": -0.1}}), "give 90% to tokens outside of .* of 32"),
     ):
         with pytest.raises(JoulelabError, match=text):
             server_teacher._read_scores(reply, [8, 9], 1, 32)
@@ -395,7 +418,7 @@ def test_a_server_without_scores_and_settings_that_would_be_biased_are_refused(l
 
 def test_the_list_does_not_depend_on_the_sampled_token():
     def listed(token):
-        scores = {"7": -0.1, "5": -1.0, **({} if token in (5, 7) else {str(token): -3.0})}
+        scores = {"7": -0.5, "5": -1.5, **({} if token in (5, 7) else {str(token): -3.0})}
         position = {one: {"logprob": value} for one, value in scores.items()}
         return server_teacher._read_scores({"choices": [{"prompt_logprobs": [None, position]}]}, [1, token], 2, 32)
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import nn
 
+from joulelab.data.chat.encoding import vocab_size_of
 from joulelab.distill.causal.config import STARTS_FROM_SFT, CausalSpec
 from joulelab.distill.causal.cross_tokenizer import check_tokenizers, cross_tokenizer_inputs, teacher_data
 from joulelab.distill.causal.data import check_chat_parts, check_own_pairs, prepare_data
@@ -81,7 +82,7 @@ from joulelab.errors import refuse_all
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext
 from joulelab.train.fp8_products import check_products
-from joulelab.zoo.pretrained import weights_identity
+from joulelab.zoo.pretrained import load_tokenizer, weights_identity
 
 
 def run_sft(run: RunContext) -> None:
@@ -122,7 +123,9 @@ def model_checks(spec: CausalSpec) -> Iterator[Callable[[], object]]:
         yield lambda: check_questions(spec)
     if spec.scores_on_server and spec.until == "train":
         server, model, key = str(spec.teacher.server), spec.teacher.model, os.environ.get(SERVER_KEY)
-        yield lambda: require_scores(server, model, spec.on_policy.listed_tokens, key)
+        yield lambda: require_scores(
+            server, model, spec.on_policy.listed_tokens, vocab_size_of(load_tokenizer(spec.tokenizer)), key
+        )
         if spec.budget.counts_teacher:
             yield lambda: refuse_unknown_energy(spec, unmetered_location(server, model, spec.energy.gpus, key))
 

@@ -51,9 +51,10 @@ MAX_PASSES = 20
 
 def trained_start(student: Artifact) -> StartingStudent:
     """The SFT student that this run or another one has trained."""
-    tokens = int(read_json(student.folder / TRAINING_FILE)["tokens"])
+    trained = read_json(student.folder / TRAINING_FILE)
     made_by = f"artifact {SFT_STUDENT} of run {student.bill.artifact.made_by}"
-    return StartingStudent(str(student.folder), student.key, student.bill, tokens, made_by)
+    tokens, energy_j = int(trained["tokens"]), trained.get("budget_energy_j")
+    return StartingStudent(str(student.folder), student.key, student.bill, tokens, made_by, energy_j)
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,10 @@ def _train(context: CausalContext, training: StudentTraining, setup: StudentSetu
     data.close()
     position = outcome.position
     _report_passes(context, training.stage, position.drawn / data.batches.batches_per_epoch)
-    write_json(folder / TRAINING_FILE, {"tokens": position.tokens, "steps": position.step, "final_loss": outcome.loss})
+    trained = {"tokens": position.tokens, "steps": position.step, "final_loss": outcome.loss}
+    if outcome.budget_energy_j is not None:
+        trained["budget_energy_j"] = outcome.budget_energy_j
+    write_json(folder / TRAINING_FILE, trained)
 
 
 def _report_passes(context: CausalContext, stage: str, passes: float) -> None:
@@ -237,7 +241,11 @@ def training_budget(context: CausalContext, parents: Iterable[Bill], start: Star
     lineage = ancestry_of([*parents, *([start.bill] if start else [])])
     teacher_j = _lineage_energy_j(context, lineage, "teacher")
     # what a named student has used earlier is on the bill, but not part of this budget
-    start_j = _lineage_energy_j(context, lineage, "student") if context.spec.sft_first else 0.0
+    start_j: float | None = 0.0
+    if start is not None and start.budget_energy_j is not None:
+        start_j = start.budget_energy_j
+    elif context.spec.sft_first:
+        start_j = _lineage_energy_j(context, lineage, "student")
     start_tokens = start.tokens if start else 0
     remaining = RemainingBudget(
         tokens=None if budget.tokens is None else budget.tokens - start_tokens,

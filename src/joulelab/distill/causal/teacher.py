@@ -83,6 +83,9 @@ class StartingStudent:
     """Tokens of its training that count toward the budget; 0 if the user named it."""
     made_by: str
     """For people: where it comes from."""
+    budget_energy_j: float | None = None
+    """What its training used of an energy budget: neither setup nor evaluations, the same for every run that starts
+    from it. None without such a budget, and for students of earlier versions."""
 
 
 def pretrained_teacher(context: CausalContext) -> TeacherSource:

@@ -158,6 +158,8 @@ class Endpoint:
     tries: int = 4
     pause_s: float = 1.0
     """Before the second attempt; doubled for each further one."""
+    after_failure: str = "see the server's log; completions so far are saved, and the run can be resumed"
+    """The hint of an error after the last attempt."""
     closed: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
     """Set when no answer is needed anymore: requests under way are not retried."""
 
@@ -193,7 +195,7 @@ class Endpoint:
                 if attempt == self.tries:
                     raise JoulelabError(
                         f"{self.base_url}{path} failed after {plural(self.tries, 'attempt')}: {error}",
-                        "see the server's log; completions so far are saved, and the run can be resumed",
+                        self.after_failure,
                     ) from error
                 if self.closed.wait(self.pause_s * 2 ** (attempt - 1)):
                     raise JoulelabError(f"{self.base_url}{path} failed while the work was stopped: {error}") from error
