@@ -102,8 +102,17 @@ def test_a_group_is_written_as_an_experiment_file_that_runs_it_again(tmp_path):
 @pytest.mark.parametrize(
     ("experiment", "changes", "refused"),
     [
-        ("kd-tiny", {"on_policy": {"sync_every": 4}}, "on_policy.sync_every has no effect with pipeline=kd"),
-        ("sft-tiny", {"generation": {"prompts": 4}}, "pipelines that use generation: synthetic, dpo, on-policy"),
+        (
+            "kd-tiny",
+            {"on_policy": {"sync_every": 4}},
+            "on_policy.sync_every has no effect in this run",
+        ),
+        ("sft-tiny", {"generation": {"prompts": 4}}, "generation is used by: synthetic, dpo, on-policy"),
+        ("on-policy-tiny", {"generation": {"min_score": 0.5}}, "generation.min_score has no effect in this run"),
+        ("on-policy-tiny", {"on_policy": {"student_share": 1.0, "other_data": "teacher"}}, "student_share below 1"),
+        ("kd-tiny", {"distill": {"teacher": "live", "codec": "hidden"}}, "distill.teacher=cached"),
+        ("kd-tiny", {"budget": {"start_share": 0.3}}, "budget.start_share has no effect in this run"),
+        ("sft-tiny", {"teacher": {"precision": "bf16"}}, "teacher.precision is used by: runs with a teacher"),
         ("self-tiny", {"preferences": {"beta": 0.2}}, "preferences.beta has no effect"),
         ("kd-tiny", {"generation": {"prompts": 4}, "until": "generation"}, None),
         ("synthetic-tiny", {"generation": {"prompts": 4}, "until": "data"}, None),

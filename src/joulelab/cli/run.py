@@ -217,7 +217,9 @@ def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
         made = create_group(options.store, specs, name=group.name, about=group.about, baseline=group.baseline)
         run_group_folder(made.folder, options.as_json)
     else:
-        spec = check(merge(read_experiment(experiment), changes), lambda spec: _checks(spec, options))
+        # What is reported next to a wrong setting imports no framework: a typing error is answered at once.
+        quick = replace(options, dry_run=True)
+        spec = check(merge(read_experiment(experiment), changes), lambda spec: _checks(spec, quick))
         refuse_unused(changes, [spec])
         if options.shard is not None:
             from joulelab.distill.causal.config import shard_spec

@@ -375,8 +375,8 @@ class RunSpec(Section):
         return "teacher" in type(self).model_fields
 
     @property
-    def unused_sections(self) -> Mapping[str, str]:
-        """Sections of the settings that this run does not use, each with the pipelines that use it."""
+    def unused_settings(self) -> Mapping[str, str]:
+        """Sections and single settings (`training.betas`) that this run does not use, each with what uses it."""
         return {}
 
     def checks(self) -> Iterator[Callable[[], object]]:
@@ -726,14 +726,22 @@ def load_spec(name: str, overrides: Mapping[str, Any] | None = None) -> RunSpec:
 
 def refuse_unused(overrides: Mapping[str, Any], specs: Sequence[RunSpec]) -> None:
     """Refuse changed settings that none of these runs uses. An experiment file may have them: its variants share it."""
-    for name, changed in overrides.items():
-        users = [spec.unused_sections.get(name) for spec in specs]
-        if users and all(users):
-            key = f"{name}.{next(iter(changed))}" if isinstance(changed, Mapping) and changed else name
-            raise ConfigError(
-                f"{key} has no effect with pipeline={specs[0].pipeline}; pipelines that use {name}: {users[0]}",
-                "leave it out",
-            )
+    for key in _keys(overrides):
+        for name in (key.partition(".")[0], key):
+            users = [spec.unused_settings.get(name) for spec in specs]
+            if users and all(users):
+                raise ConfigError(
+                    f"{key} has no effect in this run with pipeline={specs[0].pipeline}; {name} is used by: {users[0]}",
+                    "leave it out",
+                )
+
+
+def _keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _keys(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
 # `joulelab explain`: settings described from the models that validate them, so that documentation and behavior agree.

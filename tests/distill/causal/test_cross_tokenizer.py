@@ -4,10 +4,11 @@ import json
 import re
 
 import pytest
-from tiny_llama import WORDS, conversation
+from tiny_llama import WORDS, conversation, make_model, make_tokenizer
 from tiny_tokenizer import byte_level_tokenizer
 
 from joulelab.distill.causal.cross_tokenizer import TokenizerPair, check_tokenizers
+from joulelab.distill.causal.models import check_codec
 from joulelab.errors import ConfigError
 from joulelab.runs.context import Stage
 from joulelab.runs.execute import execute
@@ -145,6 +146,28 @@ def test_what_needs_the_same_ids_is_refused_before_it_runs(lab, tokenizer, pipel
     with pytest.raises(ConfigError) as refused:
         check_tokenizers(spec)
     assert re.search(text, f"{refused.value.message}; {refused.value.hint}")
+
+
+def test_a_student_without_embeddings_for_its_tokens_is_refused(lab, tokenizer, tmp_path):
+    make_model(make_tokenizer()).save_pretrained(tmp_path / "student")
+    student = {"student": {"size": None, "model": str(tmp_path / "student")}}
+    with pytest.raises(ConfigError, match=r"has embeddings for .* tokens, but the tokenizer .* has ids up to 2"):
+        check_tokenizers(check(lab.settings("sft", **data(tokenizer, **student))))
+
+
+def test_special_tokens_need_no_embeddings(lab, tokenizer, tmp_path):
+    """Gemma 3 has one for images that its language model has none for."""
+    made = make_tokenizer()
+    make_model(made).save_pretrained(tmp_path / "student")
+    made.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    made.save_pretrained(tmp_path / "student")
+    student = {"student": {"size": None, "model": str(tmp_path / "student")}}
+    check_tokenizers(check(lab.settings("sft", **student)))
+
+
+def test_a_cache_of_more_tokens_than_the_teacher_has_is_refused(lab):
+    with pytest.raises(ConfigError, match=r"codec=topk5000-ghost lists 5,000 tokens, but .* has"):
+        check_codec(check(lab.settings("kd", distill={"codec": "topk5000-ghost"})))
 
 
 def test_data_without_a_common_span_is_refused(lab, tokenizer, tmp_path):

@@ -176,12 +176,15 @@ def trained_tokens(record):
     return record.stage("student.train").tokens + record.stage("student.train.setup").tokens
 
 
-def test_the_teacher_scores_nothing_beyond_the_end_of_the_budget(lab, finished):
-    """The training ends in the middle of its only round."""
+def test_nothing_is_written_or_scored_far_beyond_the_end_of_the_budget(lab, finished):
+    """The training ends in the middle of its only round, which would have 160 micro-batches."""
     store = finished["on-policy"][1].folder.parent
-    record, _ = lab.run(store, "on-policy", on_policy={"sync_every": 40}, generation=SHORT, label="one round")
+    record, _ = lab.run(store, "on-policy", on_policy={"sync_every": 160}, generation=SHORT, label="one round")
     assert len(record.stage("teacher.score").segments) == 1
     assert record.stage("teacher.score").tokens == trained_tokens(record)
+    steps, batches = record.results["student.train.steps"].value, len(record.stage("student.generate").segments)
+    written, per_step = record.results["student.generate.completions"].value, 8
+    assert steps * per_step <= written <= (steps + 1) * per_step and 1 < batches <= 5
 
 
 class Observed:

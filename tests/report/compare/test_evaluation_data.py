@@ -56,7 +56,8 @@ def test_losses_on_the_same_data_are_compared_whatever_was_trained_on(comparison
         ({"contents": ("1", "2")}, "data.source: the content differs"),
         (
             {"tokens": (900, 950)},
-            "held-out tokens: 950 against 900; of two tokenizers, compare --quality bits_per_byte",
+            "held-out tokens: 950 against 900, of different tokenizers; compare --quality bits_per_byte if all runs "
+            "have it",
         ),
         ({"base": "a.jsonl", "other": "a.jsonl", "contents": ("1", "2")}, "data: the content differs"),
     ],

@@ -247,10 +247,10 @@ class OnPolicy(Section):
     aliases: ClassVar = {"lambda": "student_share", "lmbda": "student_share"}
 
     preset: Literal["gkd", "minillm", "weak-start"] | None = None
-    """Defaults of a publication: `gkd` (Agarwal et al., 2024, as in TRL: Jensen-Shannon divergence with beta 0.5, half
+    """Defaults: of a publication, `gkd` (Agarwal et al., 2024, as in TRL: Jensen-Shannon divergence with beta 0.5, half
     of the batches written by the student) or `minillm` (Gu et al., 2024: reverse KL, all batches written by the
-    student; per token, without its policy-gradient term); or `weak-start` (forward KL, a quarter of the batches), for a
-    student that still writes poorly. Settings that you name take precedence."""
+    student; per token, without its policy-gradient term); or `weak-start` (forward KL, a quarter of the batches), our
+    own, for a student that still writes poorly. Settings that you name take precedence."""
     divergence: Literal["forward", "reverse", "jsd"] = "jsd"
     """Per token: `forward` KL(teacher || student), `reverse` KL(student || teacher), or `jsd`, the generalized
     Jensen-Shannon divergence."""
@@ -264,8 +264,9 @@ class OnPolicy(Section):
     other_data: Literal["data", "teacher"] = "data"
     """Where the other micro-batches come from: the training documents, or the teacher's completions (as in the pipeline
     synthetic)."""
-    sync_every: int = Field(8, ge=1)
-    """Optimizer steps between two rounds of generation; a round uses the weights at its start."""
+    sync_every: int = Field(8, ge=1, le=1000)
+    """Optimizer steps between two rounds of generation; a round uses the weights at its start. If a joule
+    budget ends in the middle of a round, its other completions are discarded, with their energy on the bill."""
     listed_tokens: int = Field(20, ge=0)
     """Most likely tokens of each position that a teacher.server reports. The rest is estimated from the student's
     sample without bias; more tokens give less noise."""
@@ -656,7 +657,7 @@ class CausalSpec(LanguageModelSpec):
         return self.pipeline not in ("sft", "self") or self.student.layers is not None
 
     @property
-    def unused_sections(self) -> Mapping[str, str]:
+    def unused_settings(self) -> Mapping[str, str]:
         """Whatever phase a run ends with, its pipeline's settings are accepted, so that all phases can be given the
         same ones."""
         phase = self.teacher_phase
@@ -667,11 +668,24 @@ class CausalSpec(LanguageModelSpec):
             "preferences": (("dpo",), self.teacher_judges or phase == "preferences"),
             "start": (STARTS_FROM_SFT, False),
         }
-        return {
+        unused = {
             name: ", ".join(pipelines)
             for name, (pipelines, is_used) in users.items()
             if self.pipeline not in pipelines and not is_used
         }
+        if self.pipeline != "synthetic" and not self.mixes_teacher_answers:
+            filters = ("min_tokens", "max_tokens", "keep_truncated", "keep_duplicates", "min_score", "held_out")
+            by = "synthetic, and on-policy with on_policy.student_share below 1 and other_data=teacher"
+            unused |= {f"generation.{name}": by for name in filters}
+        if self.on_policy.student_share == 1:
+            unused["on_policy.other_data"] = "on-policy with on_policy.student_share below 1"
+        if self.pipeline not in STARTS_FROM_SFT:
+            unused["budget.start_share"] = ", ".join(STARTS_FROM_SFT)
+        if self.distill.teacher == "live":
+            unused["distill.codec"] = "distill.teacher=cached"
+        if not self.has_teacher and not self.evaluates_teacher:
+            unused |= dict.fromkeys(("teacher.precision", "teacher.batch_size"), "runs with a teacher")
+        return unused
 
     def for_this_machine(self) -> Self:
         """The SFT student is trained in the precision that `training` names, unless `start` names one."""
@@ -835,8 +849,8 @@ class CausalSpec(LanguageModelSpec):
             ),
             (
                 self.teacher.server is not None and not self.teacher_generates and self.pipeline != "on-policy",
-                f"teacher.server generates answers, but {self.pipeline} until={self.until} needs none; remove it, or "
-                "use the pipeline synthetic or dpo, or until=generation",
+                f"{self.pipeline} until={self.until} needs no server: teacher.server generates answers in synthetic "
+                "and dpo and scores them in on-policy; remove it, or use one of these pipelines, or until=generation",
             ),
             (
                 self.teacher.server is not None and answer.num_beams > 1,

@@ -64,6 +64,8 @@ def check_tokenizers(spec: CausalSpec) -> None:
     """Raise if teacher and student have different tokenizers and the pipeline needs the same ids, or if no text of the
     data can be aligned."""
     name = spec.teacher.model
+    if spec.until == "train" and spec.student.model is not None:
+        require_embeddings("student.model", spec.student.model, spec.tokenizer)
     if spec.until == "data" or not spec.has_teacher or name == spec.tokenizer:
         return
     own, other = load_tokenizer(spec.tokenizer), load_tokenizer(name)
@@ -83,6 +85,19 @@ def check_tokenizers(spec: CausalSpec) -> None:
     for _ in pair.documents(iter(rows), spec, tally):
         pass
     _require_spans(tally, spec)
+
+
+def require_embeddings(setting: str, model: str, tokenizer: str) -> None:
+    """Raise if tokens of texts have no embedding. Special tokens may have none: Gemma 3 has one for images."""
+    rows = int(causal_lm_config(model).get_text_config().vocab_size)
+    loaded = load_tokenizer(tokenizer)
+    beyond = [number for number in loaded.get_vocab().values() if number >= rows]
+    if set(beyond) - set(loaded.added_tokens_decoder):
+        raise ConfigError(
+            f"{setting}={model} has embeddings for {rows:,} tokens, but the tokenizer {tokenizer} has ids up to "
+            f"{max(beyond):,}",
+            "use the tokenizer of the model (data.tokenizer), or resize the embeddings of the model",
+        )
 
 
 def _why_same_needed(spec: CausalSpec) -> tuple[str, str] | None:

@@ -32,6 +32,7 @@ from joulelab.data.chat.packing import (
 )
 from joulelab.data.chat.templates import read_template
 from joulelab.distill.causal.config import SHAPES, STARTS_FROM_SFT, CausalSpec, CausalStudent, Lora, Shape
+from joulelab.distill.logit_cache.codecs import get_codec
 from joulelab.distill.runner import Runner
 from joulelab.errors import ConfigError
 from joulelab.infer.config import gguf_file
@@ -138,6 +139,16 @@ def check_models(spec: CausalSpec) -> None:
         check_layers(student.layers, int(teacher.num_hidden_layers), name, "student.layers", once=False)
     if student.teacher_embeddings and student.size is not None:
         check_embedding_width(int(teacher.hidden_size), SHAPES[student.size].width)
+
+
+def check_codec(spec: CausalSpec) -> None:
+    """Raise if a cache would list more tokens than the teacher has."""
+    codec, words = get_codec(spec.distill.codec), int(causal_lm_config(spec.teacher.model).get_text_config().vocab_size)
+    if codec.top >= words and spec.distill.teacher == "cached":
+        raise ConfigError(
+            f"distill.codec={spec.distill.codec} lists {codec.top:,} tokens, but {spec.teacher.model} has {words:,}",
+            "distill.codec=hidden is exact; rs50 and topk50-ghost are small",
+        )
 
 
 def check_memory(spec: CausalSpec) -> None:

@@ -13,6 +13,7 @@ the middle of a round trains on the tokens that the killed one had written.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import shutil
 from collections import Counter
@@ -134,6 +135,10 @@ def _server_teacher(context: CausalContext) -> ServerTeacher:
 def _describe(context: CausalContext) -> str:
     policy = context.spec.on_policy
     name = {"forward": "forward KL", "reverse": "reverse KL", "jsd": f"generalized JSD with beta {policy.beta:g}"}
+    every = "in every step" if policy.sync_every == 1 else f"every {policy.sync_every} steps"
+    temperature = f" at temperature {policy.temperature:g}" if policy.temperature != 1 else ""
+    pair = tokenizer_pair(context)
+    loss = "sorted probabilities (ULD)" if pair is not None and pair.loss == "uld" else name[policy.divergence]
     others = {"data": "the training documents", "teacher": "the teacher's completions"}[policy.other_data]
     mixed = f", {100 - 100 * policy.student_share:g} % of the batches from {others}" if policy.student_share < 1 else ""
     how = "the projection of the teacher's hidden states to logits is part of student.train"
@@ -142,10 +147,7 @@ def _describe(context: CausalContext) -> str:
             f"{context.spec.teacher.server} lists {policy.listed_tokens} tokens per position, and the rest of the sum "
             "is estimated from the sampled token, without bias"
         )
-    return (
-        f"on-policy distillation: {name[policy.divergence]} per token, weights synchronized every {policy.sync_every} "
-        f"steps{mixed}; {how}"
-    )
+    return f"on-policy distillation: {loss} per token{temperature}, weights synchronized {every}{mixed}; {how}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,17 +289,8 @@ class Rollouts:
         if is_first:
             self._restore(number if begun else number - 1)
         self._round, self._batches = number, {}
-        left = self._steps_left(position, every - begun) * self._config.accumulate
-        numbers = [position.drawn + self._ranks.rank + self._ranks.world * place for place in range(left)]
-        own = [at for at in numbers if self._others is None or self._is_students(at)]
-        written = self._completions(number, own)
-        spans: Counter[str] = Counter()
-        every_batch = {
-            at: self._packed(written[at], spans) if at in written else self._other_batch(at) for at in numbers
-        }
-        if self._pair is not None and not (is_first and begun):  # a resumed round was counted by the attempt before
-            self._add(**{name: spans[name] for name in SPAN_COUNTS})
-        batches = self._trained_on(every_batch, position)
+        counted = is_first and begun > 0  # by the attempt before
+        batches = self._batches_of_round(number, position, self._steps_left(position, every - begun), counted)
         log_mu = self._sampled_with(number, batches) if isinstance(self._teacher, ServerTeacher) else {}
         # The student's generation uses its budget; the teacher's work does so only if the settings say so.
         with nullcontext() if self._context.spec.budget.counts_teacher else paused():
@@ -311,16 +304,41 @@ class Rollouts:
         total = Budget(self._config, self.batches_per_epoch, self._config.accumulate * self._ranks.world).steps
         return of_round if total is None else max(1, min(of_round, total - position.step))
 
-    def _trained_on(self, batches: Mapping[int, CausalBatch], position: Position) -> dict[int, CausalBatch]:
-        """Those before the end of a token budget: the last round may have more, which the teacher need not score."""
+    def _batches_of_round(self, number: int, position: Position, steps: int, counted: bool) -> dict[int, CausalBatch]:
+        """Of up to so many steps. Where a token budget may end in this round, the student writes it in parts: how many
+        tokens a step trains on is known only then, and what is written beyond the end would be discarded."""
         limit, per_step = self._config.max_tokens, self._config.accumulate
-        if limit is None:
-            return dict(batches)
-        numbers = list(batches)
-        steps = [numbers[begin : begin + per_step] for begin in range(0, len(numbers), per_step)]
-        tokens = self._ranks.sum([float(sum(batches[at].tokens for at in step)) for step in steps])
-        before = position.tokens + np.cumsum([0.0, *tokens[:-1]])
-        return {at: batches[at] for step, so_far in zip(steps, before, strict=True) if so_far < limit for at in step}
+        most = self._config.batch_size * self._context.spec.data.row_length * per_step * self._ranks.world
+        batches: dict[int, CausalBatch] = {}
+        tokens, done = float(position.tokens), 0
+        while done < steps and (limit is None or tokens < limit):
+            part = steps - done
+            if limit is not None:
+                # By the mean so far; before the first step by the most that fits into one.
+                each = tokens / (position.step + done) if position.step + done else most
+                part = min(part, math.ceil((limit - tokens) / each))
+            places = range(done * per_step, (done + part) * per_step)
+            found = self._micro_batches(
+                number, [position.drawn + self._ranks.rank + self._ranks.world * place for place in places], counted
+            )
+            numbers = list(found)
+            of_steps = [numbers[begin : begin + per_step] for begin in range(0, len(numbers), per_step)]
+            sums = self._ranks.sum([float(sum(found[at].tokens for at in step)) for step in of_steps])
+            for step, trained in zip(of_steps, sums, strict=True):
+                if limit is None or tokens < limit:
+                    batches |= {at: found[at] for at in step}
+                    tokens += trained
+            done += part
+        return batches
+
+    def _micro_batches(self, number: int, numbers: Sequence[int], counted: bool) -> dict[int, CausalBatch]:
+        """`counted`: their spans were counted by an earlier attempt."""
+        own = [at for at in numbers if self._others is None or self._is_students(at)]
+        written, spans = self._completions(number, own), Counter[str]()
+        found = {at: self._packed(written[at], spans) if at in written else self._other_batch(at) for at in numbers}
+        if self._pair is not None and not counted:
+            self._add(**{name: spans[name] for name in SPAN_COUNTS})
+        return found
 
     def _restore(self, last: int) -> None:
         """Counts of earlier attempts up to round `last`. Later rounds were after the checkpoint: the training is

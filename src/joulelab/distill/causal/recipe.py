@@ -33,6 +33,7 @@ from joulelab.distill.causal.generators import SERVER_KEY, TeacherSource, refuse
 from joulelab.distill.causal.models import (
     TRAIN,
     CausalContext,
+    check_codec,
     check_memory,
     check_models,
     load_student,
@@ -113,6 +114,8 @@ def model_checks(spec: CausalSpec) -> Iterator[Callable[[], object]]:
     """What the models' configurations, tokenizers and test questions tell, before a run starts."""
     yield lambda: check_models(spec)
     yield lambda: check_tokenizers(spec)
+    if spec.teacher_phase == "logits":
+        yield lambda: check_codec(spec)
     if spec.until == "train":
         yield lambda: check_products(spec.device, spec.trainings)
     if spec.until == "train":
@@ -144,8 +147,8 @@ class CausalRecipe:
         refuse_ranks(self.context)
         if spec.teacher.server is not None and spec.quality.against_teacher is None:
             self.runner.run.progress.write(
-                f"the teacher is not evaluated: {spec.teacher.server} generates the answers, and the model that it "
-                f"serves is unknown; quality.against_teacher=true evaluates the local weights of {spec.teacher.model}"
+                f"the teacher is not evaluated, because it is unknown which weights {spec.teacher.server} serves; "
+                f"quality.against_teacher=true evaluates the local weights of {spec.teacher.model}"
             )
 
     def data(self) -> Artifact:

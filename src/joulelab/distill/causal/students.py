@@ -294,7 +294,10 @@ def _require_budget_left(
             f"raise the budget{hint}",
         )
     if remaining.tokens is not None and remaining.tokens <= 0:
-        raise ConfigError("the SFT student has used all tokens of the budget", "lower budget.start_share")
+        raise ConfigError(
+            f"the SFT student has used all {spec.budget.tokens:,} tokens of the budget",
+            "raise budget.tokens, or lower budget.start_share; a step is never split",
+        )
 
 
 def _report_budget(

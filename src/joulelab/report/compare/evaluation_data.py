@@ -52,7 +52,10 @@ def _difference(run: ComparedRun, base: ComparedRun) -> str:
             return f"{name}: {_values(ours[name], theirs[name])}"
     tokens = [_held_out_tokens(run), _held_out_tokens(base)]
     if run.quality and run.quality.measure.per_token and None not in tokens and tokens[0] != tokens[1]:
-        return f"held-out tokens: {_values(*tokens)}; of two tokenizers, compare --quality bits_per_byte"
+        return (
+            f"held-out tokens: {_values(*tokens)}, of different tokenizers; compare --quality bits_per_byte if all "
+            "runs have it"
+        )
     return ""
 
 

@@ -385,7 +385,7 @@ def _caveats(comparison: Comparison) -> list[str]:
         texts.append(TRAINING_LOSS)
     numbered = [row.label for row in comparison.rows if VARIANT in row.label]
     if numbered:
-        texts.append(f"{listed(numbered)} differ in several settings, which `joulelab compare -v` lists.")
+        texts.append(f"{listed(numbered)} differ in several settings (`joulelab compare -v` lists them).")
     texts += [*chance_sentences(comparison), *contention_sentences(comparison)]
     unmetered = list(dict.fromkeys(name for row in comparison.rows for name in row.unmetered))
     if unmetered:
