@@ -7,6 +7,7 @@ import sys
 import pytest
 from commands import joulelab, joulelab_here
 
+from joulelab import lookup
 from joulelab.cli.console import SCREEN_LINES
 from joulelab.cli.run import settings_lines
 from joulelab.runs.groups import check_group
@@ -408,3 +409,13 @@ def test_a_run_that_has_not_ended_is_not_exported(tmp_path):
     done = joulelab_here("export", "last", "--to", "tensorboard", "--runs-dir", tmp_path)
     assert done.returncode == 2
     assert "is not finished (status queued)" in done.stderr
+
+
+def test_a_wrong_setting_is_answered_without_the_checks_that_import_a_framework(tmp_path, monkeypatch):
+    def checks(spec):
+        raise AssertionError("imports torch")
+
+    monkeypatch.setattr(lookup.PIPELINE_CHECKS, "resolve", lambda name: checks)
+    done = joulelab_here("run", "kd-tiny", "training.learning_rate=x", "--runs-dir", tmp_path / "runs")
+    assert done.returncode == 2 and "training.learning_rate: expected a number" in done.stderr
+    assert not (tmp_path / "runs").exists()
