@@ -45,7 +45,7 @@ def test_a_key_nothing_like_any_other_gets_the_list():
         ({"training": 3}, "training: expected a section with keys, found 3"),
         ({"training": {"learning_rate": -1}}, "training.learning_rate: expected a number greater than 0, found -1"),
         ({"device": "tpu"}, "device: expected 'auto', 'cpu' or 'cuda', found the text 'tpu'"),
-        ({"seed": None}, "seed: expected a whole number, found nothing None"),
+        ({"seed": None}, "seed: expected a whole number, found null"),
         ({"reuse_artifacts": "yes please"}, "reuse_artifacts: expected true or false, found the text 'yes please'"),
     ],
 )

@@ -122,7 +122,8 @@ def _read_gguf(kind: str, place: _ModelLocation, modified_ns: int, size_bytes: i
 
 def _read_files(kind: str, place: _ModelLocation) -> Any:
     transformers = import_transformers()
-    with quiet_transformers(transformers), _explain_load_errors(place), fast_gguf_reader():
+    what = "tokenizer" if kind == "AutoTokenizer" else "model"
+    with quiet_transformers(transformers), _explain_load_errors(place, what), fast_gguf_reader():
         return getattr(transformers, kind).from_pretrained(place.folder_or_id, **place.arguments)
 
 
@@ -335,7 +336,7 @@ def quiet_transformers(transformers: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _explain_load_errors(place: _ModelLocation) -> Iterator[None]:
+def _explain_load_errors(place: _ModelLocation, what: str = "model") -> Iterator[None]:
     """transformers raises the same two classes for "no such model", "no network" and "no config.json"."""
     from safetensors import SafetensorError
 
@@ -353,6 +354,12 @@ def _explain_load_errors(place: _ModelLocation) -> Iterator[None]:
                 "use a model whose architecture is part of transformers, or name a .py file that defines MODEL",
             ) from error
         first_line = (str(error) or type(error).__name__).splitlines()[0]
+        if what == "tokenizer" and Path(place.folder_or_id).is_dir():
+            raise NotFoundError(
+                f"cannot load a tokenizer from '{place.name}': its tokenizer.json or tokenizer_config.json is missing or "
+                f"corrupted ({first_line.rstrip(': ')})",
+                "save it with tokenizer.save_pretrained(FOLDER)",
+            ) from error
         raise NotFoundError(f"cannot load a model from '{place.name}': {first_line}", place.hint) from error
     except ImportError as error:
         raise DependencyMissing(f"'{place.name}' cannot be loaded: {error}", 'pip install "joulelab[train]"') from error
