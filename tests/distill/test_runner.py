@@ -54,11 +54,13 @@ def test_what_several_ranks_have_trained_has_another_key_and_a_resume_keeps_it(t
         return Runner.ranks_of(SimpleNamespace(run=run, ranks=Ranks(0, world, 0)), "teacher")
 
     assert (ranks_of(1), ranks_of(2)) == ({}, {"ranks": 2})
-    bill = SimpleNamespace(inputs={"ranks": 2})
+    bill = SimpleNamespace(inputs={"ranks": 2}, code_version=runner.code_version())
     monkeypatch.setattr(runner, "read_bill", lambda folder: bill if folder == tmp_path / "teacher" else None)
     assert (ranks_of(1), ranks_of(4)) == ({"ranks": 2}, {"ranks": 2})
     bill.inputs = {}
     assert ranks_of(2) == {}
+    bill.code_version = "older"  # it will be trained again
+    assert ranks_of(2) == {"ranks": 2}
 
 
 def test_a_run_ends_after_its_last_phase_and_later_runs_reuse_what_it_made(tmp_path):

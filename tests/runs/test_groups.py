@@ -112,6 +112,8 @@ def test_a_group_is_written_as_an_experiment_file_that_runs_it_again(tmp_path):
         ("on-policy-tiny", {"on_policy": {"student_share": 1.0, "other_data": "teacher"}}, "student_share below 1"),
         ("kd-tiny", {"distill": {"teacher": "live", "codec": "hidden"}}, "distill.teacher=cached"),
         ("kd-tiny", {"budget": {"start_share": 0.3}}, "budget.start_share has no effect in this run"),
+        ("self-tiny", {"teacher": {"batch_size": 2}}, None),
+        ("kd-tiny", {"distill": {"teacher": "live", "codec": "hidden"}, "until": "logits"}, None),
         ("sft-tiny", {"teacher": {"precision": "bf16"}}, "teacher.precision is used by: runs with a teacher"),
         ("self-tiny", {"preferences": {"beta": 0.2}}, "preferences.beta has no effect"),
         ("kd-tiny", {"generation": {"prompts": 4}, "until": "generation"}, None),

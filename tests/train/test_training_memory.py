@@ -81,6 +81,14 @@ def test_the_hint_names_settings_that_are_accepted():
         TrainingConfig(**{**config.model_dump(), **changes})
 
 
+@pytest.mark.parametrize("changes", [{"precision": "fp16"}, {"matmul": "fp8"}])
+def test_fsdp_is_not_suggested_with_settings_that_refuse_it(changes):
+    for config, is_named in ((settings(optimizer="adamw"), True), (settings(optimizer="adamw", **changes), False)):
+        with pytest.raises(ConfigError) as refused:
+            require_memory("student.train", LARGE, config, 141 * GB)
+        assert ("parallel=fsdp" in refused.value.hint) == is_named
+
+
 def test_a_batch_that_needs_checkpointing_says_so():
     with pytest.raises(ConfigError) as refused:
         changes = {"optimizer": "adafactor", "activation_checkpointing": False, "batch_size": 32, **BF16}

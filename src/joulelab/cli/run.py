@@ -217,7 +217,7 @@ def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
         made = create_group(options.store, specs, name=group.name, about=group.about, baseline=group.baseline)
         run_group_folder(made.folder, options.as_json)
     else:
-        # What is reported next to a wrong setting imports no framework: a typing error is answered at once.
+        # Checks that run along with a wrong setting import no framework, so a typo is answered at once.
         quick = replace(options, dry_run=True)
         spec = check(merge(read_experiment(experiment), changes), lambda spec: _checks(spec, quick))
         refuse_unused(changes, [spec])

@@ -34,7 +34,7 @@ from joulelab.data.splits import duplicate_note
 from joulelab.distill.config import DistillSpec
 from joulelab.evaluate.evaluators import FILE, EvaluatorResults, TrainedStudent, load_evaluator, run_evaluator
 from joulelab.runs import environment
-from joulelab.runs.artifacts import Artifact, Bill, read_bill
+from joulelab.runs.artifacts import Artifact, Bill, code_version, read_bill
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.phases import ALL, PART, Shard
@@ -262,7 +262,8 @@ class Runner(Generic[SpecT]):
         """For the key of a trained model that other runs may reuse: with several ranks a step has as many batches. An
         attempt on another number of ranks keeps what an earlier attempt of the run has trained."""
         own = read_bill(self.run.paths.artifacts / name)
-        ranks = self.ranks.world if own is None else int(own.inputs.get("ranks", 1))
+        is_kept = own is not None and own.code_version == code_version()
+        ranks = int(own.inputs.get("ranks", 1)) if own is not None and is_kept else self.ranks.world
         return {"ranks": ranks} if ranks > 1 else {}
 
     def evaluate(

@@ -129,7 +129,8 @@ def _remoteness(key: str) -> tuple[bool, bool, int]:
 
 
 def brief(value: Any) -> str:
-    kind = {list: "a list ", dict: "a section ", str: "the text "}.get(type(value), "")
+    kinds: dict[type, str] = {list: "a list ", dict: "a section ", str: "the text "}
+    kind = kinds.get(type(value), "")
     text = "null" if value is None else repr(value)
     return f"{kind}{text[:60]}{'…' if len(text) > 60 else ''}"
 

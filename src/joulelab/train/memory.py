@@ -92,7 +92,8 @@ def _hint(size: ModelSize, config: TrainingConfig, free_bytes: float, ranks: int
     ways = [f"{text} ({size_text(amount)})" for text, amount in _fitting(size, config, free_bytes, ranks)][:3]
     for more in (count for count in _RANKS if count > ranks):
         amount = sum(training_bytes(size, config, more).values())
-        if amount <= free_bytes and config.optimizer != "adamw-8bit":
+        is_allowed = config.optimizer != "adamw-8bit" and config.matmul != "fp8" and config.precision != "fp16"
+        if amount <= free_bytes and is_allowed and size.trained == size.parameters:  # fsdp has no adapters
             ways.append(f"training.parallel=fsdp on {more} GPUs ({size_text(amount)} each)")
             break
     ways += [size.other_models_hint] if size.other_models_hint else []

@@ -145,7 +145,9 @@ class ShardedCheckpoints:
     def save(self, position: Position, model_state: ModelState, loop_state: LoopState, wait: bool) -> None:
         self.finish()
         folder = self.folder / f"step-{position.step:09d}"
-        if self._ranks.is_first and folder.is_dir() and not _is_complete(folder):
+        if self._ranks.sum([float(self._ranks.is_first and _is_complete(folder))])[0]:
+            return  # a stop right after a checkpoint, or after a resume from it
+        if self._ranks.is_first and folder.is_dir():
             shutil.rmtree(folder)  # of an attempt that was killed while it wrote, maybe on another number of ranks
         self._ranks.barrier()
         folder.mkdir(parents=True, exist_ok=True)

@@ -356,8 +356,8 @@ def _explain_load_errors(place: _ModelLocation, what: str = "model") -> Iterator
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         if what == "tokenizer" and Path(place.folder_or_id).is_dir():
             raise NotFoundError(
-                f"cannot load a tokenizer from '{place.name}': its tokenizer.json or tokenizer_config.json is missing or "
-                f"corrupted ({first_line.rstrip(': ')})",
+                f"cannot load a tokenizer from '{place.name}': its tokenizer.json or tokenizer_config.json is missing "
+                f"or corrupted ({first_line.rstrip(': ')})",
                 "save it with tokenizer.save_pretrained(FOLDER)",
             ) from error
         raise NotFoundError(f"cannot load a model from '{place.name}': {first_line}", place.hint) from error

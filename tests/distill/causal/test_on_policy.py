@@ -455,6 +455,7 @@ class Probabilities:
     def __init__(self, folder, rank=0, value=-1.0):
         self._folder, self._ranks = folder, SimpleNamespace(rank=rank, sum=lambda values: values)
         self._synchronized, self.computed, self.warnings = 1, [], []
+        self._generated = set(range(9))
         self._copy = SimpleNamespace(log_probabilities=lambda batch, *rest: torch.tensor([value]), synchronize=int)
         run = SimpleNamespace(warn=self.warnings.append)
         self._context = SimpleNamespace(vocabulary=9, device="cpu", spec=SimpleNamespace(chunk=4), run=run)
@@ -495,7 +496,7 @@ def test_probabilities_are_those_of_the_sampling_on_another_number_of_ranks(tmp_
 def test_lost_probabilities_are_those_of_the_resumed_weights_and_the_run_warns(tmp_path):
     """The copy still has the weights that the training started from."""
     resumed, synchronized = Probabilities(tmp_path), []
-    resumed._synchronized = -1
+    resumed._synchronized, resumed._generated = -1, set()
     resumed._copy.synchronize = lambda: synchronized.append(1)
     resumed.sampled_with(3)
     assert synchronized == [1] and resumed._synchronized == 1

@@ -158,6 +158,11 @@ def test_a_resumed_training_uses_the_isolation_of_an_earlier_attempt(machine, tm
     machine.spend(3600, 1000)  # another attempt, an hour later
     again, text, stages, _ = measured(machine, earlier_attempts=[(events, trace)])
     assert stages == [] and again["isolated"]["duration_s"] == first["isolated"]["duration_s"]
+    short, _, stages, _ = measured(machine, steps=5, earlier_attempts=[(events, trace)])
+    assert stages == [] and phases(short) == phases(again), "also an attempt that ends within the warm-up"
+    events.write_text(events.read_text().replace("1 x ", "8 x "))
+    assert measured(machine, earlier_attempts=[(events, trace)])[2] == ["train.phases"], "other ranks, other energy"
+    events.write_text(events.read_text().replace("8 x ", "1 x "))
     assert phases(again) == pytest.approx(phases(first), rel=1e-9)
     assert again["isolated"]["energy_j"] == pytest.approx(first["isolated"]["energy_j"], rel=1e-9)
     assert "agrees with undisturbed training" in text

@@ -681,10 +681,12 @@ class CausalSpec(LanguageModelSpec):
             unused["on_policy.other_data"] = "on-policy with on_policy.student_share below 1"
         if self.pipeline not in STARTS_FROM_SFT:
             unused["budget.start_share"] = ", ".join(STARTS_FROM_SFT)
-        if self.distill.teacher == "live":
+        if self.distill.teacher == "live" and self.until != "logits":
             unused["distill.codec"] = "distill.teacher=cached"
         if not self.has_teacher and not self.evaluates_teacher:
-            unused |= dict.fromkeys(("teacher.precision", "teacher.batch_size"), "runs with a teacher")
+            unused["teacher.precision"] = "runs with a teacher"
+            if self.pipeline != "self":  # its cache is made in such batches
+                unused["teacher.batch_size"] = "runs with a teacher"
         return unused
 
     def for_this_machine(self) -> Self:

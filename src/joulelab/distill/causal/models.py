@@ -144,7 +144,7 @@ def check_models(spec: CausalSpec) -> None:
 def check_codec(spec: CausalSpec) -> None:
     """Raise if a cache would list more tokens than the teacher has."""
     codec, words = get_codec(spec.distill.codec), int(causal_lm_config(spec.teacher.model).get_text_config().vocab_size)
-    if codec.top >= words and spec.distill.teacher == "cached":
+    if codec.top > words:
         raise ConfigError(
             f"distill.codec={spec.distill.codec} lists {codec.top:,} tokens, but {spec.teacher.model} has {words:,}",
             "distill.codec=hidden is exact; rs50 and topk50-ghost are small",

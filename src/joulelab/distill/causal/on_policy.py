@@ -249,6 +249,8 @@ class Rollouts:
         self._round = -1
         self._synchronized = -1
         """The round in which the copy got the weights of the student."""
+        self._generated: set[int] = set()
+        """Micro-batches of this round that this attempt has written."""
         self._batches: dict[int, ScoredBatch] = {}
         self._generator: Generator | None = None
         counts = ("completions", "tokens", "truncated", "scored_rows", "scored_tokens", *SPAN_COUNTS)
@@ -288,7 +290,7 @@ class Rollouts:
         number, begun = position.step // every, position.step % every
         if is_first:
             self._restore(number if begun else number - 1)
-        self._round, self._batches = number, {}
+        self._round, self._batches, self._generated = number, {}, set()
         counted = is_first and begun > 0  # by the attempt before
         batches = self._batches_of_round(number, position, self._steps_left(position, every - begun), counted)
         log_mu = self._sampled_with(number, batches) if isinstance(self._teacher, ServerTeacher) else {}
@@ -314,8 +316,9 @@ class Rollouts:
         while done < steps and (limit is None or tokens < limit):
             part = steps - done
             if limit is not None:
-                # By the mean so far; before the first step by the most that fits into one.
+                # By the mean so far, or that of this round's parts if it is higher; at first by the most that fits.
                 each = tokens / (position.step + done) if position.step + done else most
+                each = max(each, (tokens - position.tokens) / done) if done else each
                 part = min(part, math.ceil((limit - tokens) / each))
             places = range(done * per_step, (done + part) * per_step)
             found = self._micro_batches(
@@ -441,6 +444,7 @@ class Rollouts:
                 prompts = [request.prompt for request in requests]
                 answers = generate_into(path, self._generator_for(settings, identity), prompts, tick)
                 found += list(zip(requests, answers, strict=True))
+                self._generated |= {request.micro_batch for request in requests}
             every = [answer for _, answers in found for answer in answers]
             if any(not answer.ids for answer in every):
                 raise JoulelabError(
@@ -526,6 +530,7 @@ class Rollouts:
         with self._open(*GENERATE):
             if self._synchronized != number:
                 self._synchronize(number)
+            if not missing.keys() <= self._generated:
                 self._context.run.warn(
                     f"round {number}: the probabilities that its answers were sampled with are missing; those of the "
                     "resumed weights replace them, so the estimate for the rest of this round is biased"
@@ -534,7 +539,7 @@ class Rollouts:
                 kept[at] = self._copy.log_probabilities(batch.to(self._context.device), words, chunk).cpu()
         name = f"round-{number:06d}-{self._ranks.rank:04d}"
         if missing:
-            saved = save_summed({at: kept[at] for at in batches}, self._folder, name)
+            saved = save_summed(kept, self._folder, name)  # with what other ranks may need after another resume
             for path in files:
                 if path.name.startswith(name) and path != saved:
                     path.unlink()

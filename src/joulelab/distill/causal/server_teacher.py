@@ -134,7 +134,8 @@ def _read_scores(reply: Mapping[str, Any], ids: Sequence[int], listed: int, voca
 
 
 def _position_scores(position: Any, token: int, listed: int, vocabulary: int) -> dict[int, float]:
-    """Log-probabilities by token. What is no distribution over the student's tokens would train it on nonsense."""
+    """Log-probabilities by token. Anything that is not a distribution over the student's tokens
+    would train it on nonsense."""
     where = f"the server's prompt_logprobs at token {token}"
     try:
         scores = {int(one): float(value["logprob"]) for one, value in position.items()}
@@ -146,7 +147,7 @@ def _position_scores(position: Any, token: int, listed: int, vocabulary: int) ->
         raise JoulelabError(f"{where} list {len(scores)} tokens instead of on_policy.listed_tokens={listed}", _HINT)
     total = sum(math.exp(min(score, 1.0)) for score in scores.values())
     if not total <= 1 + _ROUNDING:  # also NaN
-        raise JoulelabError(f"{where} are no log-probabilities: the sum of the probabilities is {total:.3g}", _HINT)
+        raise JoulelabError(f"{where} are not log-probabilities: the sum of the probabilities is {total:.3g}", _HINT)
     # A padded vocabulary has such tokens too, but they have no probability.
     unknown = sum(math.exp(score) for one, score in scores.items() if not 0 <= one < vocabulary)
     if unknown > _ROUNDING:

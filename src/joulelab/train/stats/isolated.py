@@ -177,8 +177,15 @@ class Isolation:
     """Runs the loops on a trainer and returns their windows. The caller restores the trainer's state."""
 
     def __init__(
-        self, trainer: Trainer[Any], plan: LoopPlan, now_ns: Callable[[], int], wait: Callable[[], None]
+        self,
+        trainer: Trainer[Any],
+        plan: LoopPlan,
+        now_ns: Callable[[], int],
+        wait: Callable[[], None],
+        copies_s: float = 0.0,
     ) -> None:
+        """`copies_s`: of the plan's limit, what copying and restoring the state takes; the same on all ranks."""
+        self._copies_s = copies_s
         self._trainer = trainer
         self._plan = plan
         self._now_ns = now_ns
@@ -204,7 +211,8 @@ class Isolation:
         timing_s = min(self._plan.settle_s, 0.2 * self._plan.limit_s / len(loops))
         seconds = {loop: self._seconds(loop, timing_s) for loop in loops}
         ranks = self._trainer.ranks
-        used_s = ranks.sum([(self._now_ns() - begin_ns) / NS])[0] / ranks.world  # all ranks choose the same plan
+        # all ranks choose the same plan
+        used_s = self._copies_s + ranks.sum([(self._now_ns() - begin_ns) / NS])[0] / ranks.world
         whole_s = used_s + self._plan.rounds * self._plan.round_s(list(seconds.values()))
         self._plan = self._plan.within(self._plan.limit_s - used_s, list(seconds.values()))
         if self._plan.limit_s < min(whole_s, MAX_ISOLATION_S):

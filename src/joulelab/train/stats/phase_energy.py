@@ -12,11 +12,14 @@ energy is computed from the trace at the end.
 from __future__ import annotations
 
 import math
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
@@ -293,12 +296,12 @@ class EnergyStats(TrainerStats):
         begin_ns, plan = self._now_ns(), self._plan()
         before = Snapshot(context.trainer)
         try:
-            isolation = Isolation(context.trainer, self._after_copies(plan, begin_ns), self._now_ns, self._wait)
+            isolation = Isolation(context.trainer, plan, self._now_ns, self._wait, self._copies_s(plan, begin_ns))
             self._loop_windows = isolation.run()
             if isolation.shortened_from_s is not None:
-                used = isolation.plan
+                plan = isolation.plan
                 self._shortened = ShortenedIsolation(
-                    plan.limit_s, isolation.shortened_from_s, used.rounds, used.window_s
+                    plan.limit_s, isolation.shortened_from_s, plan.rounds, plan.window_s
                 )
         except TooLittleTime as short:
             self._not_isolated = _too_little(plan.limit_s, short.args[0])
@@ -316,31 +319,38 @@ class EnergyStats(TrainerStats):
             context.meter.event(
                 "isolated", stage=context.stage, windows=[window.fields() for window in self._loop_windows],
                 span=self._isolation_span, shortened=asdict(self._shortened) if self._shortened else None,
+                machine=self._machine,
             )  # fmt: skip
 
-    def _after_copies(self, plan: LoopPlan, begin_ns: int) -> LoopPlan:
-        """What its limit leaves for the loops: restoring the state takes about as long as copying it has taken."""
+    def _copies_s(self, plan: LoopPlan, begin_ns: int) -> float:
+        """Time within the limit that the loops do not have: restoring the state takes about as long as copying it."""
         if not self._is_bounded:
-            return plan
+            return 0.0
         ranks = self._context.trainer.ranks
         # Means over ranks, because all decide alike.
         sums = ranks.sum([2 * (self._now_ns() - begin_ns) / NS, self._least_s()])
         copies_s, least_s = (value / ranks.world for value in sums)
         if plan.limit_s - copies_s < least_s:
             raise TooLittleTime(copies_s + least_s)
-        return replace(plan, limit_s=plan.limit_s - copies_s)
+        return copies_s
 
     def _find_earlier_isolation(self) -> None:
-        """The loops of an earlier attempt of the run, whose energy is in the trace of that attempt."""
+        """The loops of an earlier attempt on such a machine, whose energy is in the trace of that attempt."""
         for events, trace in self._context.earlier_attempts:
             for line in read_lines(events):
-                # Earlier versions did not record the span.
-                if line.get("kind") != "isolated" or line.get("stage") != self._context.stage or "span" not in line:
+                # Earlier versions did not record the machine and the span.
+                found = (line.get("kind"), line.get("stage"), line.get("machine"))
+                if found != ("isolated", self._context.stage, self._machine):
                     continue
                 self._loop_windows = [LoopWindow(**window) for window in line["windows"]]
                 self._isolation_span, self._isolation_trace = tuple(line["span"]), trace
                 self._shortened = ShortenedIsolation(**line["shortened"]) if line["shortened"] else None
                 return
+
+    @property
+    def _machine(self) -> str:
+        device, ranks = self._context.device, self._context.trainer.ranks.world
+        return f"{ranks} x {torch.cuda.get_device_name(device) if device.type == 'cuda' else platform.machine()}"
 
     def _least_s(self) -> float:
         """What isolation takes at least: of every loop about four repetitions to time it, and two rounds of three."""
@@ -366,6 +376,9 @@ class EnergyStats(TrainerStats):
     def log_stats(self) -> str:
         self._wait()
         self._times.harvest()
+        if not self._loop_windows:  # an attempt that ended within its warm-up
+            self._find_earlier_isolation()
+            self._not_isolated = "" if self._loop_windows else self._not_isolated
         read = energy_reader(self._context.meter, self._last_ns(), self._context.device.type)
         report = self._report(read)
         self._context.result("energy", report.values())
