@@ -425,7 +425,7 @@ def test_averaged_energy_is_the_whole_over_the_steps_and_its_phases_a_share_of_t
     assert found["step"]["energy_j"] == pytest.approx(sum(per_step(MachineTrainer.costs).values()), rel=0.01)
     assert sum(row["energy_j"] for row in found["phases"].values()) == pytest.approx(found["step"]["energy_j"])
     assert {row["method"] for row in found["phases"].values()} == {"time-share"}
-    assert "50 steps" in text
+    assert "49 steps" in text  # the first one is setup
 
 
 def test_what_another_tracker_spends_between_steps_is_not_the_training_s(machine):
@@ -466,3 +466,34 @@ def test_the_last_line_of_a_trace_is_found_behind_a_torn_one(tmp_path):
     assert last_timestamp_ns(trace) == 0
     trace.write_text('{"mono_ns": 5}\n{"mono_ns": 7}\n{"mono_')
     assert last_timestamp_ns(trace) == 7
+
+
+class ColdTrainer(MachineTrainer):
+    """Its first forward pass loads libraries and compiles, as on a GPU."""
+
+    first_s, costs = 0.0, {phase: (seconds / 5, watts) for phase, (seconds, watts) in MachineTrainer.costs.items()}
+
+    def forward(self, batch):
+        self.machine.spend(self.first_s, 80.0)
+        self.first_s = 0.0
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("tracker", [EnergyStats, AveragedEnergyStats])
+def test_a_slow_first_step_changes_no_figure(machine, tracker):
+    found = []
+    for first_s in (0.0, 8.0):
+        results = {}
+        trainer = make_trainer(tracker(now_ns=machine.now_ns), kind=ColdTrainer, max_steps=700)
+        trainer.first_s = first_s
+        trained(trainer, meter=machine.meter(), result=results.__setitem__)
+        (values,) = results.values()
+        found.append(values)
+    normal, slow = ([found.get("time-share", found)["phases"], found.get("direct", found)["step"]] for found in found)
+    assert [row["energy_j"] for row in slow[0].values()] == pytest.approx(
+        [row["energy_j"] for row in normal[0].values()], rel=0.02
+    )
+    assert slow[1]["energy_j"] == pytest.approx(normal[1]["energy_j"], rel=0.02)
+    if tracker is EnergyStats:  # neither refused for its expected length, nor is a short phase taken for a long one
+        assert found[1]["isolated"]["rounds"] == found[0]["isolated"]["rounds"] > 0
+        assert found[1]["direct"]["phases"] == {}

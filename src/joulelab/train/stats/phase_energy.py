@@ -205,34 +205,19 @@ def _too_little(limit_s: float, least_s: float) -> str:
 STOP_REQUESTED = "the run was asked to stop during isolation"
 
 
-class EnergyStats(TrainerStats):
-    """The tracker `energy`."""
+class UndisturbedStats(TrainerStats):
+    """Energy of undisturbed steps and the times of their phases. The first step of an attempt is setup and is left out,
+    as everywhere."""
 
-    def __init__(
-        self,
-        warmup_steps: int = 10,
-        plan: LoopPlan | None = None,
-        now_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self.warmup_steps = warmup_steps
-        self.plan = plan or LoopPlan()
-        self._is_bounded = plan is None
-        self._shortened: ShortenedIsolation | None = None
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._now_ns = now_ns
         self._steps = 0
-        self._warmup_windows: list[CleanWindow] = []
-        self._loop_windows: list[LoopWindow] = []
-        self._isolation_span: TimeSpan | None = None
-        self._isolation_trace: Path | None = None
-        """Of the earlier attempt that has isolated the phases."""
-        self._not_isolated = f"training ended within the {warmup_steps} warm-up steps"
 
     def attach(self, context: TrackerContext) -> None:
         self._context = context
         self._wait = device_synchronizer(context.device)
         self._times = PhaseTimes(context.device)
         self._clean = CleanWindows(self._now_ns, self._wait)
-        self._long = LongPhases(self._wait, self._now_ns)
 
     def start(self, phase: str) -> None:
         if phase == "step":
@@ -240,12 +225,8 @@ class EnergyStats(TrainerStats):
         elif phase in INTERRUPTIONS:
             self._clean.finish()
         self._times.start(phase)
-        if self._times.watching:
-            self._long.start(phase)
 
     def stop(self, phase: str) -> None:
-        if self._times.watching:
-            self._long.stop(phase)
         self._times.stop(phase)
         if phase == "step":
             self._clean.stop_step()
@@ -256,15 +237,57 @@ class EnergyStats(TrainerStats):
     def log_step(self, step: int) -> None:
         self._steps += 1
         self._times.harvest()
+        if self._steps == 1:
+            self._wait()
+            self._clean = CleanWindows(self._now_ns, self._wait)
+
+    def stop_train(self) -> None:
+        self._clean.finish()
+
+
+class EnergyStats(UndisturbedStats):
+    """The tracker `energy`."""
+
+    def __init__(
+        self,
+        warmup_steps: int = 10,
+        plan: LoopPlan | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        super().__init__(now_ns)
+        self.warmup_steps = warmup_steps
+        self.plan = plan or LoopPlan()
+        self._is_bounded = plan is None
+        self._shortened: ShortenedIsolation | None = None
+        self._warmup_windows: list[CleanWindow] = []
+        self._loop_windows: list[LoopWindow] = []
+        self._isolation_span: TimeSpan | None = None
+        self._isolation_trace: Path | None = None
+        """Of the earlier attempt that has isolated the phases."""
+        self._not_isolated = f"training ended within the {warmup_steps} warm-up steps"
+
+    def attach(self, context: TrackerContext) -> None:
+        super().attach(context)
+        self._long = LongPhases(self._wait, self._now_ns)
+
+    def start(self, phase: str) -> None:
+        super().start(phase)
+        if self._times.watching:
+            self._long.start(phase)
+
+    def stop(self, phase: str) -> None:
+        if self._times.watching:
+            self._long.stop(phase)
+        super().stop(phase)
+
+    def log_step(self, step: int) -> None:
+        super().log_step(step)
         if self._steps == self.warmup_steps:
             self._clean.finish()
             self._warmup_windows = self._clean.windows
             self._long.choose(self._times.per_step_s(), self._context.trainer.config.accumulate)
             self._isolate()
             self._clean = CleanWindows(self._now_ns, self._wait)
-
-    def stop_train(self) -> None:
-        self._clean.finish()
 
     def _isolate(self) -> None:
         context = self._context
@@ -416,41 +439,11 @@ class EnergyStats(TrainerStats):
         return max([0, self._long.last_ns(), *ends])
 
 
-class AveragedEnergyStats(TrainerStats):
+class AveragedEnergyStats(UndisturbedStats):
     """The tracker `averaged-energy`: measured energy over all steps, divided over the phases by time.
 
     Nothing is measured per step, so nothing is below the sensor's refresh interval.
     """
-
-    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._now_ns = now_ns
-
-    def attach(self, context: TrackerContext) -> None:
-        self._context = context
-        self._wait = device_synchronizer(context.device)
-        self._times = PhaseTimes(context.device)
-        self._clean = CleanWindows(self._now_ns, self._wait)
-
-    def start(self, phase: str) -> None:
-        if phase == "step":
-            self._clean.start_step()
-        elif phase in INTERRUPTIONS:
-            self._clean.finish()
-        self._times.start(phase)
-
-    def stop(self, phase: str) -> None:
-        self._times.stop(phase)
-        if phase == "step":
-            self._clean.stop_step()
-
-    def log_loss(self, loss: float) -> None:
-        self._clean.touch()
-
-    def log_step(self, step: int) -> None:
-        self._times.harvest()
-
-    def stop_train(self) -> None:
-        self._clean.finish()
 
     def log_stats(self) -> str:
         self._times.harvest()

@@ -226,21 +226,24 @@ def energy_per_step(windows: Sequence[CleanWindow], read: Reader) -> StepEnergy:
     figure = read(spans)
     if figure.energy_j is None or duration_s < MIN_DURATION_S:
         return StepEnergy(step=None, steps=steps, duration_s=duration_s, figure=figure)
-    # The part of a window without readings is assumed to be like the rest; the interval allows it to have used nothing
-    # or twice as much, also on devices without a known power limit.
-    covered = max(figure.coverage, 1e-9)
-    unseen_j = (1 - covered) * figure.energy_j / steps
+    energy_j, half_width_j = _for_whole_time(figure)
     # Two estimates of the same error: the meter's model of itself, and what the windows show. The
     # larger one, because the model does not know how the training varies, and few windows may agree
     # by chance.
-    half_width_j = max((figure.half_width_j or 0.0) / steps, _spread(windows, read), unseen_j)
     per_step = PerStep(
         method="direct",
-        energy_j=figure.energy_j / covered / steps,
-        half_width_j=half_width_j / covered,
+        energy_j=energy_j / steps,
+        half_width_j=max(half_width_j / steps, _spread(windows, read)),
         duration_s=duration_s / steps,
     )
     return StepEnergy(step=per_step, steps=steps, duration_s=duration_s, figure=figure)
+
+
+def _for_whole_time(figure: EnergyFigure) -> tuple[float, float]:
+    """Energy and 95 % half-width of all of the windows. The part without readings is assumed to be like the rest; the
+    interval allows it to have used nothing or twice as much, also on devices without a known power limit."""
+    seen_j, covered = figure.energy_j or 0.0, max(figure.coverage, 1e-9)
+    return seen_j / covered, max(figure.half_width_j or 0.0, (1 - covered) * seen_j) / covered
 
 
 def _spread(windows: Sequence[CleanWindow], read: Reader) -> float:
@@ -326,9 +329,10 @@ class LongPhases:
         # Mean of one occurrence times the occurrences in a step: forward and backward run once per
         # micro-batch, the optimizer once per step.
         scale = self._times_per_step[phase] / len(windows)
+        energy_j, half_width_j = _for_whole_time(figure)
         return PerStep(
             method="direct",
-            energy_j=figure.energy_j / max(figure.coverage, 1e-9) * scale,
-            half_width_j=(figure.half_width_j or 0.0) * scale,
+            energy_j=energy_j * scale,
+            half_width_j=half_width_j * scale,
             duration_s=sum(end - begin for begin, end in windows) / 1e9 * scale,
         )
