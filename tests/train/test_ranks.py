@@ -8,18 +8,22 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from commands import joulelab_here
+from file_size import file_size_limit
 from ragged_language import language_trainer
 
 from joulelab.errors import ConfigError
+from joulelab.runs.paths import storage_failure
 from joulelab.train import parallel
 from joulelab.train.budget import Position
 from joulelab.train.checkpoint import ModelState
 from joulelab.train.parallel import Ranks
+from joulelab.train.sharding_fsdp import ShardedCheckpoints
 
 PROGRAM = Path(__file__).parent / "rank_program.py"
 
@@ -66,27 +70,32 @@ def test_two_ranks_give_the_gradient_of_one_process(two_ranks):
         torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-7)
 
 
-def test_files_of_a_killed_attempt_do_not_get_into_a_checkpoint(tmp_path):
-    """It had two ranks, of which one had written its part."""
-    from joulelab.train.sharding_fsdp import ShardedCheckpoints
+@pytest.fixture
+def single_rank(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield Ranks()
+    dist.destroy_process_group()
 
+
+def trained_linear(width):
+    trained = torch.nn.ModuleDict({"model": torch.nn.Linear(width, width)})
+    optimizer = torch.optim.AdamW(trained.parameters())
+    trained["model"](torch.ones(2, width)).sum().backward()
+    optimizer.step()
+    return ModelState(trained, optimizer)
+
+
+def test_files_of_a_killed_attempt_do_not_get_into_a_checkpoint(tmp_path, single_rank):
+    """It had two ranks, of which one had written its part."""
     killed = tmp_path / "checkpoints" / "step-000000050"
     killed.mkdir(parents=True)
     torch.save({"position": asdict(Position(drawn=100, step=50)), "light": {}}, killed / "rank-00001.pt")
     (killed / "sums-00001.json").write_text(json.dumps({"ranks": 2, "crc32": {}}))
-    trained = torch.nn.ModuleDict({"model": torch.nn.Linear(4, 4)})
-    optimizer = torch.optim.AdamW(trained.parameters())
-    trained["model"](torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
-        checkpoints = ShardedCheckpoints(killed.parent, Ranks())
-        checkpoints.save(Position(drawn=50, step=50), ModelState(trained, optimizer), {"x": 1}, wait=True)
-        assert not (killed / "rank-00001.pt").exists()
-        position, loop_state = checkpoints.load(ModelState(trained, optimizer), print)
-    finally:
-        dist.destroy_process_group()
-    assert (position, loop_state) == (Position(drawn=50, step=50), {"x": 1})
+    model_state = trained_linear(width=4)
+    checkpoints = ShardedCheckpoints(killed.parent, single_rank)
+    checkpoints.save(Position(drawn=50, step=50), model_state, {"x": 1}, wait=True)
+    assert not (killed / "rank-00001.pt").exists()
+    assert checkpoints.load(model_state, print) == (Position(drawn=50, step=50), {"x": 1})
 
 
 class Meeting:
@@ -107,6 +116,34 @@ class Meeting:
                 return [total]
 
         return Rank(number, 2, number)
+
+
+def test_a_checkpoint_that_one_rank_cannot_write_fails_on_all_ranks_and_is_removed(tmp_path):
+    meeting, folder = Meeting(limit_s=30), tmp_path / "step-000000003"
+    folder.mkdir()
+
+    def write(number):
+        checkpoints = SimpleNamespace(_ranks=meeting.rank(number))
+        with ShardedCheckpoints._failing_together(checkpoints, folder):
+            if number == 1:
+                raise OSError(28, "No space left on device")
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (pool.submit(write, number) for number in (0, 1))
+        with pytest.raises(OSError, match="another rank could not write its part of step-000000003"):
+            first.result()
+        with pytest.raises(OSError, match="No space left"):
+            second.result()
+    assert not folder.exists()
+
+
+def test_a_sharded_checkpoint_that_does_not_fit_is_an_error_of_the_disk(tmp_path, single_rank):
+    model_state = trained_linear(width=64)
+    checkpoints = ShardedCheckpoints(tmp_path / "checkpoints", single_rank)
+    with file_size_limit(4096), pytest.raises((OSError, RuntimeError)) as failed:
+        checkpoints.save(Position(step=3), model_state, {}, wait=True)
+    assert "size limit" in storage_failure(failed.value).message
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize("fails", [False, True])

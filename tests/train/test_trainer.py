@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from file_size import file_size_limit
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from joulelab.errors import ConfigError, CorruptedFile, EndedBySignal, NonFiniteLoss
 from joulelab.runs.artifacts import crc32
@@ -25,6 +27,7 @@ from joulelab.train.trainer import (
     SimpleTrainer,
     Trainer,
     TrainerCallbacks,
+    _cuda_tensors,
     learning_rate_factor,
     load_trainer,
 )
@@ -371,6 +374,20 @@ def test_finished_training_leaves_no_empty_folder(tmp_path):
     assert not (tmp_path / "student.train").exists()
 
 
+def test_tensors_on_a_gpu_are_found_in_nested_parts_of_a_batch():
+    @dataclass
+    class Part:
+        ids: object
+        more: object = ()
+
+    with FakeTensorMode():
+        on_gpu = [torch.empty(1, device="cuda") for _ in range(5)]
+        inner = Part(on_gpu[1], {"a": on_gpu[2], "b": [on_gpu[3], 7]})
+        batch = Part(on_gpu[0], (inner, None, torch.empty(1), Part("text", on_gpu[4])))
+    found = list(_cuda_tensors(vars(batch)))
+    assert [tensor is expected for tensor, expected in zip(found, on_gpu, strict=True)] == [True] * 5
+
+
 def test_a_full_disk_is_warned_about_and_does_not_end_training(tmp_path):
     class Full(CheckpointFolder):
         def _write(self, position, state):
@@ -380,7 +397,43 @@ def test_a_full_disk_is_warned_about_and_does_not_end_training(tmp_path):
     around = TrainerCallbacks(checkpoints=Full(tmp_path), warn=warnings.append)
     trainer(Ragged([8] * 4), around=around, checkpoint_every_steps=1).train()
     assert len(warnings) == 3, "none after the last step, when the model is about to become an artifact"
-    assert "No space left" in warnings[0]
+    assert "no space left" in warnings[0]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_checkpoint_that_does_not_fit_leaves_nothing_behind(tmp_path, asynchronous):
+    warnings = []
+    around = TrainerCallbacks(checkpoints=CheckpointFolder(tmp_path), warn=warnings.append)
+    training = trainer(Ragged([8] * 4), around=around, checkpoint_every_steps=2, checkpoint_async=asynchronous)
+    with file_size_limit(1024):
+        training.train()
+    assert training.position.step == 4 and len(warnings) == 1 and "size limit" in warnings[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_of_a_checkpoint_that_is_not_of_the_disk_ends_training(tmp_path):
+    class Broken(CheckpointFolder):
+        def save(self, position, model_state, loop_state, wait):
+            raise RuntimeError("the state cannot be copied")
+
+    with pytest.raises(RuntimeError, match="cannot be copied"):
+        trainer(
+            Ragged([8] * 4), around=TrainerCallbacks(checkpoints=Broken(tmp_path)), checkpoint_every_steps=1
+        ).train()
+
+
+def test_a_signal_during_the_last_step_does_not_keep_the_model_from_being_saved(tmp_path):
+    calls = []
+
+    def check_stop():
+        calls.append(1)
+        if len(calls) == 4:
+            raise EndedBySignal(15)
+
+    around = TrainerCallbacks(checkpoints=CheckpointFolder(tmp_path), check_stop=check_stop)
+    training = trainer(Ragged([8] * 4), around=around)
+    training.train()
+    assert training.position.step == 4 and not list(tmp_path.iterdir())
 
 
 def test_ranks_take_turns_and_a_report_has_the_rate_of_the_first_group():

@@ -161,14 +161,17 @@ class CheckpointFolder:
 def save_summed(content: dict[Any, Any], folder: Path, name: str) -> Path:
     """Write NAME.<checksum>.pt, which is complete or absent."""
     temporary = folder / f"{name}.tmp"
-    with temporary.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        # Before the rename: file systems may write the new name before the data, and after a power failure the
-        # complete-looking file would be empty (ext4's delayed allocation is the known case).
-        os.fsync(file.fileno())
-    path = folder / f"{name}.{crc32(temporary):08x}.pt"
-    return temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            # Before the rename: file systems may write the new name before the data, and after a power failure the
+            # complete-looking file would be empty (ext4's delayed allocation is the known case).
+            os.fsync(file.fileno())
+        return temporary.replace(folder / f"{name}.{crc32(temporary):08x}.pt")
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # on a full disk it would take the space of the next one
+        raise
 
 
 def matches_its_sum(path: Path) -> bool:

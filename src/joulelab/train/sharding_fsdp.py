@@ -8,8 +8,9 @@ last; then each rank writes the checksums of its own files, and with those of al
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -140,7 +142,7 @@ class ShardedCheckpoints:
         # The writer thread communicates while the loop does; a separate group keeps their messages apart.
         self._group = dist.new_group(backend="gloo")
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="joulelab-checksums")
-        self._writing: Future[None] | None = None
+        self._writing: tuple[Path, Future[None]] | None = None
 
     def save(self, position: Position, model_state: ModelState, loop_state: LoopState, wait: bool) -> None:
         self.finish()
@@ -150,12 +152,13 @@ class ShardedCheckpoints:
         if self._ranks.is_first and folder.is_dir():
             shutil.rmtree(folder)  # of an attempt that was killed while it wrote, maybe on another number of ranks
         self._ranks.barrier()
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.save({"position": asdict(position), "light": loop_state}, self._rank_file(folder))
-        self._ranks.barrier()
+        with self._failing_together(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save({"position": asdict(position), "light": loop_state}, self._rank_file(folder))
         state = _state_dicts(model_state)
         writing: Any = dcp.async_save(state, checkpoint_id=folder, process_group=self._group)  # type: ignore[attr-defined]
-        self._writing = self._pool.submit(self._write_sums, folder, getattr(writing, "upload_completion", writing))
+        upload = getattr(writing, "upload_completion", writing)
+        self._writing = folder, self._pool.submit(self._write_sums, folder, upload)
         if wait:
             self.finish()
 
@@ -195,12 +198,29 @@ class ShardedCheckpoints:
 
     def finish(self) -> None:
         if self._writing is not None:
-            writing, self._writing = self._writing, None
-            writing.result()
-            self._ranks.barrier()
+            (folder, writing), self._writing = self._writing, None
+            with self._failing_together(folder):
+                writing.result()
             if self._ranks.is_first:
                 for old in self._complete_folders()[: -max(KEEP, self._kept_at_end)]:
                     shutil.rmtree(old)
+
+    @contextmanager
+    def _failing_together(self, folder: Path) -> Iterator[None]:
+        """All ranks wait for each other, and raise if one of them failed: otherwise the others would wait for its part
+        of the checkpoint, which is removed."""
+        failure: BaseException | None = None
+        try:
+            yield
+        except (Exception, CheckpointException) as error:
+            failure = error
+        if not self._ranks.sum([float(failure is not None)])[0]:
+            return
+        if self._ranks.is_first:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(failure, CheckpointException):  # of torch; it is no Exception, and has those of all ranks
+            failure = next(iter(failure.failures.values()))[0]
+        raise failure or OSError(f"another rank could not write its part of {folder.name}")
 
     def clear(self) -> None:
         self.finish()

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from joulelab import lookup
 from joulelab.data.batches import BatchSource, TrainingBatch
 from joulelab.errors import ConfigError, EndedBySignal, NonFiniteLoss
+from joulelab.runs.paths import storage_failure
 from joulelab.train import parallel
 from joulelab.train.bf16_weights import Bf16Updates, cast_weights, require_castable
 from joulelab.train.budget import Budget, BudgetReading, EarlyStopping, Position
@@ -175,8 +176,8 @@ class Trainer(ABC, Generic[B]):
                         self.evaluate()
                     if self._due(self.config.checkpoint_every_steps) and not self.finished:
                         self.save()  # not after the last step: the model becomes an artifact
-                    if self._stop is not None:
-                        self._save_and_stop(self._stop)
+                    if self._stop is not None and not self.finished:
+                        self._save_and_stop(self._stop)  # a finished training has a model to save instead
                 self.budget.stop()
         self.close()
         return loss
@@ -306,19 +307,28 @@ class Trainer(ABC, Generic[B]):
         self._require_finite(self._running_loss.peek())  # never resume from a diverged state
         with self.stats.phase("checkpoint"):
             self._finish_checkpoint()
-            wait = wait or not self.config.checkpoint_async
-            self.callbacks.checkpoints.save(self.position, self._model_state, self.loop_state(), wait=False)
-            self.callbacks.on_checkpoint(self.position)
-            if wait:
+            with self._storage_failures_as_warnings():
+                self.callbacks.checkpoints.save(self.position, self._model_state, self.loop_state(), wait=False)
+                self.callbacks.on_checkpoint(self.position)
+            if wait or not self.config.checkpoint_async:
                 self._finish_checkpoint()
 
     def _finish_checkpoint(self) -> None:
-        """Wait for the checkpoint being written. A full disk is a warning: the training itself can still finish."""
-        try:
+        """Wait for the checkpoint being written."""
+        with self._storage_failures_as_warnings():
             if self.callbacks.checkpoints is not None:
                 self.callbacks.checkpoints.finish()
-        except OSError as error:
-            self.callbacks.warn(f"a checkpoint could not be written: {error}")
+
+    @contextmanager
+    def _storage_failures_as_warnings(self) -> Iterator[None]:
+        """With a full disk the training itself can still finish."""
+        try:
+            yield
+        except Exception as error:
+            failure = storage_failure(error)  # torch reports a full disk as RuntimeError
+            if failure is None and not isinstance(error, OSError):
+                raise
+            self.callbacks.warn(f"a checkpoint could not be written: {failure.message if failure else error}")
 
     def close(self) -> None:
         """Stop the input thread and wait for the checkpoint being written."""
@@ -609,7 +619,7 @@ class Prefetcher(Generic[B]):
         if prepared.copied is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(prepared.copied)
-            for tensor in _cuda_tensors(prepared.batch):
+            for tensor in _cuda_tensors(vars(prepared.batch)):
                 # The allocator must not reuse the memory for a later batch while a kernel of this stream reads it.
                 tensor.record_stream(stream)
         batch: B = prepared.batch
@@ -641,9 +651,14 @@ class Prefetcher(Generic[B]):
             return _PreparedBatch(moved, self._stream.record_event())
 
 
-def _cuda_tensors(batch: object) -> Iterator[Tensor]:
-    for value in vars(batch).values():
-        if isinstance(value, Tensor) and value.is_cuda:
+def _cuda_tensors(value: object) -> Iterator[Tensor]:
+    """Of a field of a batch: a tensor, or tensors in mappings, tuples and other batches."""
+    if isinstance(value, Tensor):
+        if value.is_cuda:
             yield value
-        elif isinstance(value, Mapping):
-            yield from (inner for inner in value.values() if isinstance(inner, Tensor) and inner.is_cuda)
+        return
+    if is_dataclass(value):
+        value = vars(value)
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    for one in inner:
+        yield from _cuda_tensors(one)
