@@ -16,7 +16,9 @@ import multiprocessing
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import get_args
@@ -168,10 +170,24 @@ def measure_auto(row: Row, cost: ModelCost, seconds: float, device: torch.device
     return measure(chosen, cost, choice.candidate.compile, seconds, device, is_auto=True)  # type: ignore[arg-type]
 
 
-def with_joules(found: list[Measured], trace: Path) -> list[Measured]:
-    """From the whole trace, once the recorder has closed it."""
-    loaded = load_trace(trace)
-    return [one.with_energy(component_energy(loaded, "gpu", [one.window_ns]).energy_j) for one in found]
+@contextmanager
+def recorded() -> Iterator[list[Measured]]:
+    """Prints what was put into the list, with its energy: after each row, so that an interrupted benchmark keeps those
+    before it."""
+    found: list[Measured] = []
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        meter = Meter(trace, Path(folder) / "events.jsonl", EnergyConfig())
+        meter.start()
+        try:
+            yield found
+        finally:
+            meter.stop()
+            loaded = load_trace(trace)
+            for one in found:
+                one = one.with_energy(component_energy(loaded, "gpu", [one.window_ns]).energy_j)
+                print(output_text(one))
+                print(json.dumps({"benchmark": "zoo_rows", **asdict(one)}), flush=True)
 
 
 def output_text(found: Measured) -> str:
@@ -206,32 +222,22 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True  # shapes are the same at every step
     with ProcessPoolExecutor(8, mp_context=multiprocessing.get_context("spawn")) as pool:  # seconds each, on the host
         costs = list(pool.map(cost_of, rows))
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.jsonl"
-        meter = Meter(trace, Path(folder) / "events.jsonl", EnergyConfig())
-        meter.start()
-        found = []
-        for row, cost in zip(rows, costs, strict=True):
-            row = replace(row, batch_size=options.batch_size or row.batch_size)
-            try:
+    tried: set[tuple[str, str]] = set()
+    for row, cost in zip(rows, costs, strict=True):
+        row = replace(row, batch_size=options.batch_size or row.batch_size)
+        try:
+            with recorded() as found:
                 found.append(measure(row, cost, options.compile, options.seconds, device))
-                print(output_text(found[-1]), flush=True)
                 # The choice does not depend on the precision of the row.
-                tried = [(one.row.model, one.row.size) for one in found if one.is_auto]
                 if options.auto and (row.model, row.size) not in tried:
+                    tried.add((row.model, row.size))
                     free()
                     found.append(measure_auto(row, cost, options.seconds, device))
-                    print(output_text(found[-1]), flush=True)
-            except KeyboardInterrupt:  # report the energy of what was measured so far
-                break
-            except Exception:
-                print(f"{row.model} {row.precision}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
-            free()
-        meter.stop()
-        print("\nwith their joules:")
-        for one in with_joules(found, trace):
-            print(output_text(one))
-            print(json.dumps({"benchmark": "zoo_rows", **asdict(one)}), flush=True)
+        except KeyboardInterrupt:
+            break
+        except Exception:
+            print(f"{row.model} {row.precision}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
+        free()
 
 
 if __name__ == "__main__":
