@@ -362,7 +362,7 @@ class TestImportedRuns:
         runs, _ = imported(folder)
         assert len(runs) == 1
         code, out, _ = joulelab("import", folder, "--no-run")
-        assert code == 0 and "1 run of joulelab in it not imported again" in " ".join(out.split())
+        assert code == 0 and "skipped 1 joulelab run, recorded already" in " ".join(out.split())
         loose.unlink()
         code, _, err = joulelab("import", folder)
         assert code == 2 and "contains runs of joulelab and no other log" in err and "they need no import" in err

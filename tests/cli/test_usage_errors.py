@@ -142,7 +142,7 @@ def test_a_verb_that_ends_with_a_code_still_does(tmp_path):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (["--gpus", "foo"], "--gpus: expected auto, none, or positions and UUIDs"),
+        (["--gpus", "foo"], "--gpus: expected auto, none, or indices and UUIDs"),
         (["--rapl-root", "/no/such/tree"], "expected a directory with a RAPL tree, found no directory at"),
     ],
 )
@@ -295,7 +295,10 @@ def test_a_refused_setting_comes_with_a_command_that_describes_it(setting, comma
 
 def test_explain_names_the_section_of_an_unknown_setting():
     done = joulelab_here("explain", "generation.answer.zzz")
-    assert done.returncode == 2 and "`joulelab explain generation.answer` describes what is there" in done.stderr
+    assert (
+        done.returncode == 2
+        and "`joulelab explain generation.answer` lists the settings of that section" in done.stderr
+    )
 
 
 def test_the_command_for_one_setting_describes_that_of_the_same_pipeline():

@@ -58,9 +58,9 @@ def free(monkeypatch):
         ("zeros.txt", b"one\0two", "contains NUL bytes"),
         ("broken.jsonl", b'{"prompt": "one"}\n{"prompt": ', "line 2 is not JSON"),
         ("keys.jsonl", b'{"question": "one"}', "row 1 has question, expected prompt, text, messages"),
-        ("number.jsonl", b'{"prompt": 3}', "row 1 is 3, expected a text"),
-        ("blank.jsonl", b'{"prompt": " "}', "expected a text"),
-        ("answer.jsonl", b'{"messages": [{"role": "assistant", "content": "x"}]}', "expected one of the user"),
+        ("number.jsonl", b'{"prompt": 3}', "row 1 is 3, expected a string"),
+        ("blank.jsonl", b'{"prompt": " "}', "expected a string"),
+        ("answer.jsonl", b'{"messages": [{"role": "assistant", "content": "x"}]}', "expected a message of 'user'"),
     ],
 )
 def test_a_prompt_file_that_cannot_be_used_is_refused(tmp_path, name, content, error):

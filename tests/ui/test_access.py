@@ -46,7 +46,7 @@ def test_another_origin_can_neither_read_nor_stop(server, store):
     cookie = server.get(server.url.removeprefix(server.address), token=False)[1]["set-cookie"].partition(";")[0]
     stop = f"/api/runs/{run.name}/stop"
     no_origin = server.get(stop, "POST", token=False, Cookie=cookie)
-    assert no_origin[0] == 403 and "without an origin" in no_origin[2]
+    assert no_origin[0] == 403 and "without an Origin header" in no_origin[2]
     status, _, text = server.get(
         f"/api/runs/{run.name}/stop", "POST", token=False, Cookie=cookie, Origin=server.address
     )

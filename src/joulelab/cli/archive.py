@@ -35,7 +35,7 @@ def pack(
     """Pack runs into an archive: records, traces, marks, settings, environment, report, and SHA256SUMS.
 
     The archive is reproducible byte for byte. If a file contains text that looks like a secret, nothing is packed and
-    the place is printed; with --redact the text is replaced in the archive, and the redactions are listed.
+    its location is printed; with --redact the text is replaced in the archive, and the redactions are listed.
     `joulelab unpack --verify` opens the archive and recomputes every figure from traces and marks.
 
     Example: joulelab pack demo-20260101T120000Z-ab12 -o demo.tar.gz

@@ -233,8 +233,8 @@ def print_run(record: RunRecord, with_id: bool = False, written: Container[str] 
 
 
 def _resume_text(record: RunRecord) -> str:
-    """After `kill -9` nothing else says it. A member is resumed with its group; measured programs and imported logs
-    cannot be resumed."""
+    """How to resume the run; after `kill -9` no other message states this. A member is resumed with its group; measured
+    programs and imported logs cannot be resumed."""
     resumable = record.status == "truncated" and record.spec.get("pipeline") not in ("measure", "import")
     return f"; resume it: joulelab run --resume {record.group or record.run_id}" if resumable else ""
 

@@ -137,7 +137,7 @@ FAMILIES = (
         ("fitnets", "fitnets-[!ai]*"),
     ),
     Family("Full-length reviews, the same five methods", _ONE_GPU, {"fitnets-imdb": "5 min"}, ("fitnets-imdb",)),
-    Family("Amazon Polarity as documented", _ONE_GPU, {"fitnets-amazon": ""}, ("fitnets-amazon",)),
+    Family("Amazon Polarity, as in the original documentation", _ONE_GPU, {"fitnets-amazon": ""}, ("fitnets-amazon",)),
     Family("Images: feature maps of a ResNet", _ANY_CPU, {"fitnets-images": ""}, ("fitnets-images",)),
     Family(
         "Masked language models, with and without a teacher",
@@ -175,7 +175,7 @@ def families() -> list[tuple[Family, list[str]]]:
         matching = (names for family, names in found if any(fnmatchcase(name, one) for one in family.members))
         names = next(matching, None)
         if names is None:
-            raise LookupError(f"experiment {name} is in no family of joulelab.cli.catalog.FAMILIES")
+            raise LookupError(f"experiment {name} is missing from joulelab.cli.catalog.FAMILIES")
         names.append(name)
     return found
 

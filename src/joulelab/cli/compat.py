@@ -134,21 +134,21 @@ SCRIPTS = (
         "000",
         ("generate_dataset.py",),
         'joulelab prepare dump oscar:unshuffled_deduplicated_en --split "train[:10%]" --dump_file data/dump.txt',
-        note="the original takes a tenth of OSCAR; a file or folder of texts also works, without the hub",
+        note="the original uses a tenth of OSCAR; a local file or folder of text also works, without the hub",
     ),
     OldScript(
         "000",
         ("binarized_data.py",),
         "joulelab prepare binarize",
         _same("--file_path", "--tokenizer_type", "--tokenizer_name", "--dump_file"),
-        note="writes the folder NAME in place of NAME.pickle; --file_path also takes such a pickle and converts it",
+        note="writes a folder NAME instead of NAME.pickle; if --file_path is such a pickle, it is converted",
     ),
     OldScript(
         "000",
         ("token_counts.py",),
         "joulelab prepare token-counts",
         _same("--data_file", "--token_counts_dump", "--vocab_size"),
-        note="NAME.pickle means the folder NAME, and NAME.npy for the counts",
+        note="reads the folder NAME for NAME.pickle, and writes the counts to NAME.npy",
     ),
     OldScript(
         "000",
@@ -173,7 +173,7 @@ SCRIPTS = (
         },
         {
             "--force": _RUN_FOLDER,
-            "--initializer_range": "random weights have the range of the student's configuration",
+            "--initializer_range": "the range of random weights comes from the student's configuration",
             "--fp16_opt_level": "an option of NVIDIA Apex; training.precision uses PyTorch's mixed precision",
             "--n_gpu": "several GPUs: torchrun --nproc-per-node N -m joulelab run ...",
             "--local_rank": "torchrun sets it",
@@ -207,7 +207,7 @@ SCRIPTS = (
         "000",
         ("preprocess.sh",),
         "joulelab submit distilbert until=data",
-        note="`joulelab submit distilbert --both` does it in a CPU job before the distillation",
+        note="`joulelab submit distilbert --both` preprocesses in a CPU job and then distills",
     ),
     OldScript("000", ("distill_experiment.sh",), "joulelab submit distilbert --array 0-3"),
     OldScript(
@@ -235,8 +235,8 @@ SCRIPTS = (
         "joulelab run",
         {"--config": "{experiment}", **_same("--data-script", "--run-dir")},
         note="the published configurations are experiments: configs/experiments/kd_32b_to_1b.yaml is kd-32b-to-1b; "
-        "sft_* is synthetic-32b-to-* here where its synthetic_dataset_path has the teacher's answers; "
-        "--data-script olmo_benchmark is `joulelab evaluate MODEL --tasks ...`",
+        "an sft_* whose synthetic_dataset_path contains the teacher's answers is synthetic-32b-to-*; "
+        "for --data-script olmo_benchmark use `joulelab evaluate MODEL --tasks ...`",
     ),
     OldScript(
         "002",
@@ -255,7 +255,7 @@ SCRIPTS = (
         "004",
         ("power_monitor.sh",),
         "joulelab monitor --gpu 0 --interval 1 --plain --outfile power_results/power_usage.jsonl",
-        note="logs of nvidia-smi dmon work as they are: joulelab infer --from-log FILE --latency-ms L",
+        note="logs of nvidia-smi dmon need no conversion: joulelab infer --from-log FILE --latency-ms L",
     ),
 )
 _LAUNCHERS = ("python", "python3", "sbatch", "bash", "sh", "srun", "-u", "-m")

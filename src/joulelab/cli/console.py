@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from joulelab.report.tables.grid import Grid
 
 
-# In a pipe, unless COLUMNS says otherwise.
+# Width in a pipe, unless COLUMNS is set.
 PIPE_WIDTH = 140
 SCREEN_LINES = 28
 # A table cut to fewer rows than this is left out of a screen.
@@ -303,7 +303,7 @@ def _without_setup(segment: tuple[int, int], setups: Sequence[tuple[int, int]]) 
     return own_ns / NS, (segment[1] - segment[0] - own_ns) / NS
 
 
-# Less is not worth reading.
+# Shorter setup times are not printed.
 _SHORTEST_SETUP_S = 0.1
 
 

@@ -54,14 +54,14 @@ def evaluate(
         typer.Option(
             "--judge",
             metavar="MODEL",
-            help="Model that judges answers to --data: against `reference` (AlpacaEval), else by grades (MT-Bench).",
+            help="Judge for answers to --data: compares with `reference` if given (AlpacaEval) or grades (MT-Bench).",
         ),
     ] = None,
     judge_server: Annotated[
         str | None, typer.Option("--judge-server", metavar="URL", help="OpenAI-compatible server that runs the judge.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option("--max-new-tokens", metavar="N", help="Maximum tokens of an answer (default: 64).")
+        int | None, typer.Option("--max-new-tokens", metavar="N", help="Maximum tokens per answer (default: 64).")
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Items per task (default: all).")] = None,
     batch_size: Annotated[

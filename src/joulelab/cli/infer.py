@@ -113,7 +113,7 @@ def infer(
     target_ci: Annotated[
         str | None,
         _option(
-            _MODEL, "PERCENT", "Measure until the interval of the energy is this narrow, for example 2%.", "--target-ci"
+            _MODEL, "PERCENT", "Measure until the energy's 95 % interval is this narrow, for example 2%.", "--target-ci"
         ),
     ] = None,
     max_time: Annotated[
@@ -163,22 +163,24 @@ def infer(
         _option(
             _TEXT,
             "N",
-            "Length of random prompts in tokens (default: 256); of a server also 64-512 (uniform) or "
+            "Length of random prompts in tokens (default: 256); for a server also 64-512 (uniform) or "
             "lognormal:MEDIAN,SIGMA.",
             "--prompt-tokens",
         ),
     ] = None,
     new_tokens: Annotated[
         str | None,
-        _option(_TEXT, "N", "Tokens per response (default: 128); of a server also as above.", "--new-tokens"),
+        _option(
+            _TEXT, "N", "Tokens per response (default: 128); for a server also as for --prompt-tokens.", "--new-tokens"
+        ),
     ] = None,
     server: Annotated[
         str | None,
         _option(
             _SERVER,
             "URL",
-            "A running server of the OpenAI protocol, up to /v1; --model names its model. The API key is read from "
-            "OPENAI_API_KEY.",
+            "URL of a running OpenAI-compatible server, ending in /v1; --model is its name for the model. The API key "
+            "is read from OPENAI_API_KEY.",
             "--server",
         ),
     ] = None,
@@ -194,24 +196,31 @@ def infer(
     ] = None,
     concurrency: Annotated[
         str | None,
-        _option(_SERVER, "N,...", "Numbers of clients, each with one request at a time (1,4,16).", "--concurrency"),
+        _option(
+            _SERVER,
+            "N,...",
+            "Numbers of concurrent clients, each with one request at a time (default: 1,4,16).",
+            "--concurrency",
+        ),
     ] = None,
     rate: Annotated[
-        str | None, _option(_SERVER, "R,...", "Mean arrivals per second, with Poisson arrivals.", "--rate")
+        str | None, _option(_SERVER, "R,...", "Mean request rates per second (Poisson arrivals).", "--rate")
     ] = None,
     duration: Annotated[
         float | None,
-        _option(_SERVER, "S", "Steady seconds per row; the warm-up is detected and left out (20).", "--duration"),
+        _option(_SERVER, "S", "Steady-state seconds per row, after the detected warm-up (default: 20).", "--duration"),
     ] = None,
     max_ttft: Annotated[
-        float | None, _option(_SERVER, "MS", "Limit of the time to first token, in milliseconds.", "--max-ttft")
+        float | None, _option(_SERVER, "MS", "Limit on the time to first token, in milliseconds.", "--max-ttft")
     ] = None,
     max_tpot: Annotated[
-        float | None, _option(_SERVER, "MS", "Limit of the time per output token, in milliseconds.", "--max-tpot")
+        float | None, _option(_SERVER, "MS", "Limit on the time per output token, in milliseconds.", "--max-tpot")
     ] = None,
     percentile: Annotated[
         int | None,
-        _option(_SERVER, "50|90|95|99", "Percentile of requests that keeps the limits (95).", "--percentile"),
+        _option(
+            _SERVER, "50|90|95|99", "Percentile of requests that must meet the limits (default: 95).", "--percentile"
+        ),
     ] = None,
     table: Annotated[
         Path | None,

@@ -26,14 +26,16 @@ def import_log(
     ],
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="Name of the run; runs of one name are repeats in comparisons."),
+        typer.Option(
+            "--name", metavar="NAME", help="Name of the run; comparisons treat runs with the same name as repeats."
+        ),
     ] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Only print; create no run.")] = False,
     one_run: Annotated[
         bool, typer.Option("--one-run", help="Create one run with all stages of all paths instead of one run per path.")
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Create a run even if one was made from the same content before.")
+        bool, typer.Option("--again", help="Create a run even if the same content was imported before.")
     ] = False,
     interpolate_gaps: Annotated[
         bool,

@@ -159,7 +159,8 @@ def prerun(
         str | None, typer.Argument(help="Use the energy settings of this experiment (default: the meter's).")
     ] = None,
     expect_gpu: Annotated[
-        str | None, typer.Option("--expect-gpu", metavar="NAME", help='Required substring of every GPU name ("H200").')
+        str | None,
+        typer.Option("--expect-gpu", metavar="NAME", help='Words that every GPU name must contain ("H200").'),
     ] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", min=0, help="Required number of GPUs.")] = None,
     min_memory_gib: Annotated[
@@ -239,7 +240,7 @@ def monitor(
         typer.Option(
             "--gpu",
             metavar="auto|INDEX|UUID[,...]",
-            help="GPUs to log; an index counts within CUDA_VISIBLE_DEVICES if that is set. `none` logs only the CPU. "
+            help="GPUs to log; indices count within CUDA_VISIBLE_DEVICES if it is set. `none` logs only the CPU. "
             "[default: 0, or only the CPU if there is no GPU]",
             show_default=False,
         ),

@@ -66,7 +66,7 @@ def measure(
     ] = None,
     tag: Annotated[
         list[str] | None,
-        typer.Option("--tag", metavar="WORD", help="A word to find the run by in `joulelab ui`; may be repeated."),
+        typer.Option("--tag", metavar="WORD", help="Tag for finding the run in `joulelab ui`; may be repeated."),
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", metavar="K", help="Number of measured runs.")] = 1,
     warmup: Annotated[

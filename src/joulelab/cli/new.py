@@ -273,7 +273,7 @@ def _classify_group(name: str, data: str, large: _Model, small: _Model, seeds: i
     overrides = f"""\
 data:
 {indent(_source_lines(data, found), "  ")}
-  train_size: all  # or a number, or a share: 0.1
+  train_size: all  # or a number, or a fraction: 0.1
   validation_size: all
   test_size: all
   max_tokens: {min(tokens, 512)}  # longer texts are truncated

@@ -328,7 +328,7 @@ def read_names(text: str) -> list[str]:
     found = _names(text)
     if not found:
         raise UsageError(
-            f"'{text}' contains no value", "write at least one value, several with commas; or leave it out"
+            f"'{text}' contains no value", "write one value or several separated by commas, or leave it out"
         )
     return found
 
@@ -452,8 +452,8 @@ ShardOption = Annotated[
     typer.Option(
         "--shard",
         metavar="I/N",
-        help="Do only shard I of N (counted from 0) of the teacher's work, with --until teacher or a data script of "
-        "the teacher's. Shards can run anywhere at any time; the run that follows merges their outputs.",
+        help="Run only shard I of N (counted from 0) of the teacher's work; needs --until teacher, or a --data-script "
+        "that uses the teacher. Shards can run on any machine in any order; a later run merges their outputs.",
     ),
 ]
 

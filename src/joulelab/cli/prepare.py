@@ -64,7 +64,7 @@ def binarize(
     file_path: Annotated[
         str,
         typer.Option(
-            "--file_path", "--file-path", help="Text file with one document per line, or tokens of the old script."
+            "--file_path", "--file-path", help="Text file with one document per line, or tokens of the original script."
         ),
     ] = "data/dump.txt",
     tokenizer_type: TokenizerType = None,
@@ -87,8 +87,8 @@ def binarize(
 ) -> None:
     """Tokenize a dump into a flat, memory-mapped store of token ids, with the special tokens of the model family.
 
-    The output does not depend on the number of workers. It is a folder NAME in place of the original NAME.pickle. A
-    pickle that the original script wrote is converted: only lists of integer arrays are read, and nothing is executed.
+    The output is a folder NAME instead of the original script's NAME.pickle; it does not depend on the number of
+    workers. A pickle of the original script is converted: only lists of integer arrays are read, and no code is run.
 
     Examples:
 
@@ -148,7 +148,7 @@ def extract_student(
     ] = None,
     vocab_transform: Annotated[
         bool,
-        typer.Option("--vocab_transform/--no_vocab_transform", help="Also copy the dense layer before the vocabulary."),
+        typer.Option("--vocab_transform/--no_vocab_transform", help="Also copy the dense layer of the language head."),
     ] = True,
     seed: Annotated[int, typer.Option("--seed", help="Seed of weights not copied from the teacher.")] = 0,
     force: Force = False,

@@ -476,7 +476,7 @@ def print_settings(specs: Mapping[str, RunSpec], as_json: bool = False) -> None:
         print_lines(settings_lines(specs, shutil.get_terminal_size().columns), more="all settings, as YAML")
 
 
-# The title of a member represents them.
+# Settings that the title of a member already shows.
 _IN_TITLE = ("name", "about", "label", "seed")
 
 

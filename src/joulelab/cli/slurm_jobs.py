@@ -681,7 +681,7 @@ def cancel(
 ) -> None:
     """Cancel the Slurm jobs of a run or group.
 
-    A running run saves a checkpoint and its record with the energy so far; a queued run is closed.
+    A run in progress saves a checkpoint and a record with the energy so far; a queued run is closed.
     `joulelab submit --resume RUN` resumes it.
 
     Examples:

@@ -40,7 +40,7 @@ class Environment(Section):
     venv: str = ""
     """Folder of a virtual environment."""
     setup: tuple[str, ...] = ()
-    """Shell lines to run last."""
+    """Shell commands to run after all of these."""
 
 
 def _slurm_time(value: str) -> str:

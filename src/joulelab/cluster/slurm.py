@@ -120,7 +120,7 @@ def partitions() -> tuple[Partition, ...] | None:
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:
-    """Of lines such as `gpu*|gpu:h100:4(S:0-1),license:2`; a partition has one line per kind of node."""
+    """Parse lines such as `gpu*|gpu:h100:4(S:0-1),license:2`; a partition has one line per kind of node."""
     found: dict[str, set[str]] = {}
     defaults = set()
     for line in text.splitlines():
@@ -134,7 +134,7 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
 
 
 def _gpu_types(resources: str) -> set[str]:
-    """Of `gpu:4`, `gpu:h100:4` or `gpu:h100:4(S:0-1),license:2`."""
+    """GPU types named in resources such as `gpu:4`, `gpu:h100:4` or `gpu:h100:4(S:0-1),license:2`."""
     words = [word.split(":") for word in re.sub(r"\([^)]*\)", "", resources).split(",")]
     gpus = [word for word in words if word[0] == "gpu"]
     return {word[1] if len(word) > 2 or (len(word) == 2 and not word[1].isdigit()) else "" for word in gpus}

@@ -337,11 +337,11 @@ def stop_text(folder: Path) -> str:
         home = home_of(folder)
         whole = f" of {home.name}, to which this run belongs" if home.name != folder.name else ""
         return (
-            f"Cancels the Slurm jobs{whole}. A running run saves a checkpoint and its record with the energy so far; "
+            f"Cancels the Slurm jobs{whole}. Runs in progress save a checkpoint and a record with the energy so far; "
             "queued runs are closed."
         )
     return (
-        "Sends SIGTERM to its process. A training saves a checkpoint, and the energy so far stays recorded; runs that "
+        "Sends SIGTERM to its process. Training saves a checkpoint, and the energy so far stays recorded. Runs that "
         "the same command would start next are not started."
     )
 

@@ -191,7 +191,7 @@ class RunWatcher:
         )
 
     def _contention(self, present: Sequence[tuple[str, int, Path]]) -> str:
-        """Of the worst host, over about the last second."""
+        """CPU contention on the most contended host over about the last second."""
         lines = [self._traces.trace(path).cores for _, _, path in present]
         worst = most_contended([core_use(line) for line in lines if line])
         return worst.text if worst is not None and worst.contended else ""

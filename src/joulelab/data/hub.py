@@ -36,7 +36,7 @@ _commits: dict[tuple[RepoKind, str, str], str] = {}
 
 
 def commit_of(source: Source, kind: RepoKind) -> str:
-    """The hash of the commit that a name on the hub stands for; asked of the hub, or offline of the local cache."""
+    """Commit hash of a name on the hub: queried from the hub, or, offline, read from the local cache."""
     revision = source.revision or _DEFAULT_BRANCH
     if _COMMIT.fullmatch(revision):
         return revision

@@ -281,7 +281,8 @@ def refuse_long_rows(parts: Iterable[IndexedTable], max_tokens: int | None) -> N
     for part in parts:
         if max_tokens is not None and part.longest > max_tokens:
             raise ConfigError(
-                f"{part.where} has rows of {part.longest} tokens and no text; data.max_tokens is {max_tokens}",
+                f"{part.where} has rows of {part.longest} tokens but no text, so they cannot be truncated to "
+                f"data.max_tokens={max_tokens}",
                 f"set data.max_tokens={part.longest}, or prepare the data again with --max-length {max_tokens}",
             )
 

@@ -86,7 +86,7 @@ class LabeledSource(OwnSplits):
     source: str = "sample:reviews"
     """`sample:reviews`, a CSV, JSONL or Parquet file, a folder, or a hub id."""
     subset: str = "short"
-    """Of sample:reviews: `short` (one-sentence snippets), `long` (full reviews) or `all`; of a hub id: its config."""
+    """For sample:reviews: `short` (one-sentence snippets), `long` (full reviews) or `all`; for a hub id: its config."""
     label_column: str | int | None = None
     """Column with the class: its name, or its number counted from 1; null: label, labels, polarity or sentiment."""
     split_column: str | int | None = None

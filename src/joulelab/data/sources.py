@@ -43,17 +43,17 @@ class Source:
 
     @property
     def repo(self) -> str:
-        """Of a name on the hub: `org/name` alone."""
+        """`org/name` of a name on the hub."""
         return self._hub_part("repo") or self.name.partition("@")[0]
 
     @property
     def config(self) -> str | None:
-        """Of a dataset on the hub: its configuration, None for its only one."""
+        """Configuration of a dataset on the hub; None if it has only one."""
         return self._hub_part("config")
 
     @property
     def revision(self) -> str | None:
-        """Of a name on the hub: the branch, tag or commit that the user wrote; None for the default branch."""
+        """Branch, tag or commit in a name on the hub, as the user wrote it; None for the default branch."""
         return self._hub_part("revision")
 
     def _hub_part(self, part: str) -> str | None:

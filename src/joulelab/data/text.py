@@ -342,7 +342,7 @@ NO_COLUMN_NAMES = "has no column names"
 
 
 def _named_by_content(table: Table, choice: ColumnChoice, path: Path) -> tuple[Table, tuple[str, ...]]:
-    """`text` is the column with the longest texts, `label` the one with the fewest values; said in a note."""
+    """`text` is the column with the longest texts, `label` the one with the fewest values; a note states the choice."""
     columns = table.head()
     sizes = {name: sum(len(str(value)) for value in values) for name, values in columns.values.items()}
     names = list(columns.values)
@@ -819,7 +819,7 @@ class DumpCounts:
     too_short: int = 0
     too_long: int = 0
     characters: int = 0
-    """Of the kept documents."""
+    """Characters in the kept documents."""
 
     @property
     def read(self) -> int:

@@ -62,7 +62,7 @@ class ChunkedJob:
     """Positions that enter, counted on the host; those after them in the last chunk must have weight 0."""
     chunk: int
     dtype: torch.dtype
-    """Of the matrix products."""
+    """Dtype of the matrix products."""
     order_N: Tensor | None = None
     """Rows of the features in processing order; None: as stored."""
 
@@ -146,7 +146,7 @@ def _adds_to_float32(device: torch.device, dtype: torch.dtype) -> bool:
 
 @dataclass(eq=False)
 class _Gradients:
-    """Of the loss by its inputs; None for those that are not trained."""
+    """Gradients of the loss with respect to its inputs; None for inputs that are not trained."""
 
     features_ND: Tensor
     weight_VD: Tensor | None

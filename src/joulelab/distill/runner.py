@@ -95,8 +95,8 @@ class StageSpec:
 
 PREPROCESS = StageSpec("data.preprocess", "data", "preprocess")
 _FP32_ON_A_GPU = (
-    "training in fp32 uses no tensor cores: on an H200, BERT-base took 5 times the energy of 16-bit products; "
-    "training.precision=bf16 uses them"
+    "training in fp32 uses no tensor cores: on an H200, BERT-base used 5 times the energy of 16-bit products; "
+    "set training.precision=bf16"
 )
 
 
@@ -419,7 +419,7 @@ class ShardedWork:
     """A teacher's distributions, completions or judgments: an artifact made of independent units."""
 
     name: str
-    """Of the artifact."""
+    """Name of the artifact."""
     kind: str
     stage: StageSpec
     inputs: Inputs
@@ -429,15 +429,15 @@ class ShardedWork:
     total: Callable[[], int]
     """Rows or prompts of the whole; called only if there is work to do."""
     begin: Callable[[Path, Shard, Sequence[Path]], RemainingWork]
-    """(where to work, this shard, folders of others) -> what is left; models are loaded only if something is."""
+    """(folder, this shard, folders of other shards) -> remaining work; models are loaded only if there is any."""
     join: Callable[[Sequence[Path], Path], None]
-    """Folders that hold the units between them -> one folder."""
+    """Join folders that together hold all units into one folder."""
     opens: Callable[[Path], object] | None = None
-    """Fails on a finished artifact that is corrupted in a way its list of files does not show."""
+    """Opens a finished artifact; fails if it is corrupted in a way that its list of files does not show."""
     accepts_damaged_shards: bool = False
     """`begin` checks the folders of others itself and uses the units that are intact."""
 
     def key(self, run: RunContext) -> str:
-        """Of the whole: a shard whose parent is a shard belongs to what is made from all of it."""
+        """Key of the whole artifact, not of a shard. If a parent is a shard, the whole of that parent counts."""
         parents = [str(bill.inputs.get("whole", bill.key)) for bill in self.parents]
         return run.key_of(self.kind, self.inputs, parents)

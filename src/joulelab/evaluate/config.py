@@ -35,7 +35,7 @@ class EvaluateSpec(RunSpec):
     limit: int | None = Field(None, ge=1)
     """Items per task; null: all."""
     max_new_tokens: int = Field(64, ge=1)
-    """Maximum tokens of an answer to a question of `data` without choices, and of an answer that is judged."""
+    """Maximum tokens per answer, for questions of `data` without choices and for judged answers."""
     grader: Literal["text", "math-verify"] = "text"
     """How free answers are compared: as numbers, formulas or normalized text, or as mathematical expressions by the
     package math-verify."""
@@ -50,8 +50,8 @@ class EvaluateSpec(RunSpec):
     chat_template: Literal["auto", "on", "off"] = "auto"
     """Format prompts with the model's chat template; auto: if the model has one. The record has its SHA-256."""
     batch_size: int = Field(8, ge=1)
-    """Items per call in tasks of the harness. Questions of `data` are scored as many at a time as have 16,384 tokens
-    (4,096 on a CPU); answers are generated as many at a time as fit into a GPU's memory, 32 on a CPU."""
+    """Items per call in tasks of the harness. Not used for `data`: its questions are scored in batches of 16,384 tokens
+    (4,096 on a CPU); answers are generated in batches that fit into a GPU's memory, or 32 at a time on a CPU."""
     precision: Literal["auto", "fp32", "bf16", "fp16", Quantization] = "auto"
     """Type of the weights; auto: bf16 on a GPU, fp32 elsewhere. Quantized: int8, nf4 (extra bitsandbytes), fp8,
     fp8-weights, int4 (extra torchao)."""

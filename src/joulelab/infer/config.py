@@ -415,12 +415,12 @@ def _prompt(row: Any, where: str) -> Prompt:
         return value
     if isinstance(value, list) and value and all(_is_message(message) for message in value):
         if value[-1]["role"] != "user":
-            raise ValueError(f"{where} ends with a message of '{value[-1]['role']}', expected one of the user")
+            raise ValueError(f"{where} ends with a message of '{value[-1]['role']}', expected a message of 'user'")
         extra = next((key for message in value for key in message if key in _NOT_TEXT and message[key]), None)
         if extra is not None:
             raise ValueError(f"{where} has a message with {extra}; generation takes messages with text only")
         return [{"role": message["role"], "content": message["content"]} for message in value]
-    raise ValueError(f"{where} is {value!r:.60}, expected a text or a list of messages with role and content")
+    raise ValueError(f"{where} is {value!r:.60}, expected a string or a list of messages with role and content")
 
 
 _NOT_TEXT = ("tool_calls", "function_call", "reasoning_content", "tools")

@@ -237,7 +237,7 @@ class Trial:
 
     recipe: Recipe
     seconds: float | None
-    """Of the truncated model."""
+    """Time per call of the truncated model."""
     problem: str = ""
     on: str = ""
     """Part of the model that was tried; empty: all of it."""

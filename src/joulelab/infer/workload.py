@@ -182,7 +182,7 @@ def _pretrained_input(spec: InferSpec, model: nn.Module, case: Case) -> tuple[st
     of_images = takes == "pixel_values" and hasattr(config, "image_size")
     if not of_images and not (takes == "input_ids" and hasattr(config, "vocab_size")):
         raise ConfigError(
-            f"{spec.model} ({type(model).__name__}) takes neither only tokens nor only images",
+            f"{spec.model} ({type(model).__name__}) needs inputs other than tokens alone or images alone",
             "use a model of `joulelab zoo`, which has its own inputs",
         )
     if of_images and spec.seq_lengths:

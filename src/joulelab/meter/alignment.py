@@ -55,7 +55,7 @@ INFORMATIVE = 18.0
 # A value is of any moment in its call (standard deviation: length / sqrt(12)); this is added for delays around the call
 # and half a step of the phase's grid.
 READ_JITTER_SD_S = 0.001
-# Of lag and phase: what neither shows, such as calls that take the value late on average.
+# Error of the times that is in neither lag nor phase, such as calls that take the value late on average.
 TIME_MODEL_SD_S = 0.0005
 # Samples agree with the counter within 1 to 2 % on the cards tried; another card's may agree less well.
 SCALE = 0.99
@@ -64,7 +64,7 @@ SCALE_SD = 0.02
 
 @dataclass(frozen=True)
 class Lag:
-    """Of the samples against the counter: mean and 95 % half-width."""
+    """Lag of the samples behind the counter: mean and 95 % half-width."""
 
     mean_s: float
     half_width_s: float
@@ -215,7 +215,7 @@ def _residuals(steps_j: Floats, sampled_j: Floats, sigma_j: float) -> Floats:
 
 
 def lag_log_likelihood(evidence: Evidence) -> Floats:
-    """What one card says about each of `LAGS_S`."""
+    """Log-likelihood of each of `LAGS_S`, from the readings of one card."""
     found, chunks = np.zeros(len(LAGS_S)), evidence.chunks()
     for number in np.unique(np.linspace(0, len(chunks) - 1, LAG_CHUNKS).astype(int)):
         rows = np.repeat(chunks[number : number + 1], len(LAGS_S), axis=0)

@@ -23,22 +23,23 @@ class EnergyConfig(BaseModel):
     sample_interval_s: float = Field(0.5, ge=0.02, le=60)
     """Seconds between readings of the counters; a killed run loses at most this much of its trace."""
     counter_interval_s: float = Field(1.0, ge=0.1, le=60)
-    """Seconds between readings of a GPU's energy counter, a slow call; longer if it would use 1 % of a core."""
+    """Seconds between readings of a GPU's energy counter. The call is slow, so the interval is increased if readings
+    would use more than 1 % of a core."""
     gpus: str = "auto"
-    """`auto` (the GPUs this job was given), `none`, or UUIDs and positions among those GPUs, separated by commas."""
+    """`auto` (the GPUs of this job), `none`, or a comma-separated list of UUIDs and indices among those GPUs."""
     processes: str = ""
-    """Pids of other processes that do the work of this run, such as a server, separated by commas: their CPU time is in
-    the estimate, and they are not called contention."""
+    """Comma-separated pids of other processes that work for this run, such as a server. Their CPU time is included in
+    the estimate and does not count as contention."""
     rapl_root: str = "/sys/class/powercap"
-    """Root of the kernel's RAPL tree, or of a copy of it."""
+    """Root of the kernel's RAPL tree, or a copy of the tree."""
     node_shared: Literal["auto", "yes", "no"] = "auto"
-    """Whether other jobs share this node; then RAPL is not in the total. `auto` reads Slurm's variables."""
+    """Whether other jobs share this node; if so, RAPL is excluded from the total. `auto` reads Slurm's variables."""
     estimate_cpu: bool | Literal["auto"] = "auto"
-    """Estimate CPU energy from CPU time: `auto` only if no sensor works, `true` also next to sensors, `false` never."""
+    """Estimate CPU energy from CPU time: `auto` only if no sensor works, `true` always, `false` never."""
     estimate_machine: bool = False
     """With `estimate_cpu`: also estimate the CPU energy of all processes of this machine, reported separately."""
     replay_trace: str = ""
-    """A recorded trace (JSONL) to replay in place of the sensors, with its times moved to now."""
+    """A recorded trace (JSONL) to replay in place of the sensors, with its timestamps shifted to the present."""
     replay_speed: float = Field(1.0, gt=0, le=1000)
     """Replay speed relative to the recording; energy stays the same, so power is multiplied by it."""
     idle_before_s: float = Field(0.0, ge=0, le=600)
@@ -48,11 +49,11 @@ class EnergyConfig(BaseModel):
     total_energy_policy: Literal["measured", "gpu_only", "codecarbon", "machine"] = "measured"
     """What `totals.energy_j` means: measured energy, GPUs only, CodeCarbon's figure, or an estimate of the machine."""
     codecarbon: bool = False
-    """Also run CodeCarbon, offline; its files are in `codecarbon/` and its figures are labeled as its own."""
+    """Also run CodeCarbon, offline. Its files are in `codecarbon/`, and its figures are labeled as CodeCarbon's."""
     require: Literal["nothing", "measured"] = "nothing"
     """`measured`: refuse to start if no sensor can measure energy (exit code 3)."""
     require_grade: Literal["none", "A", "B", "C"] = "none"
-    """The lowest validity grade that is accepted; a run that does not reach it ends with exit code 4."""
+    """Lowest accepted validity grade; a run with a lower grade ends with exit code 4."""
     power_cap_w: float | None = Field(None, gt=0)
     """Power limit for the job's GPUs during the run, if the driver permits it; null leaves the limits unchanged."""
     grid: str = "none"
@@ -84,7 +85,7 @@ class EnergyConfig(BaseModel):
     def _gpus_are_names(cls, value: str) -> str:
         if value not in ("auto", "none") and not are_gpu_names(value):
             raise ValueError(
-                f"expected auto, none, or positions and UUIDs (GPU-..., MIG-...) separated by commas, found '{value}'; "
+                f"expected auto, none, or indices and UUIDs (GPU-..., MIG-...) separated by commas, found '{value}'; "
                 "`joulelab doctor` lists the GPUs of this machine"
             )
         return value

@@ -39,22 +39,22 @@ Stamps = NDArray[np.int64]
 
 Z95 = 1.96
 SAMPLES_HOLE_S = 0.05
-# Of the fluctuation from sample to sample: the 95 % half-width that it means for an edge inside a sample. From
+# 95 % half-width at an edge inside a sample, as a fraction of the fluctuation from sample to sample. Derived from
 # simulated waves of about 20 ms, which samples of 20 ms hardly show.
 FAST_CHANGE = 0.85
 FLUCTUATION_BLOCK = 60
 # A difference of two samples above this many standard deviations is the edge of a wave.
 NO_EDGE = 5.0
 _HALF_NORMAL = ([math.erf(z / math.sqrt(2)) for z in np.arange(0, 3, 0.05)], np.arange(0, 3, 0.05))
-# Of the refresh period: a reading less certain than this may be from either side of a refresh.
+# Fraction of the refresh period: a reading that is less certain than this may be from either side of a refresh.
 AMBIGUOUS = 0.1
 STEP_REL = 0.1
 # How far the scale of the samples may differ between an interval and those around it.
 BROKEN_SCALE_SD = 0.005
 # The walk of counter minus samples is estimated as if so many more differences of the usual size had been seen.
 PRIOR_DIFFERENCES = 4
-# Of an H200: counter minus samples moves by 0.2 to 0.4 % of a second's energy in a second, and by the square root of
-# that over longer times. Used until there are enough readings to see it.
+# On an H200, counter minus samples moves by 0.2 to 0.4 % of a second's energy in one second, and with the square root
+# of time over longer times. Used until there are enough readings to estimate it.
 WALK_REL_PER_SQRT_S = 0.003
 # Scale and noise of the samples are taken from so many intervals before and after: they change with the load.
 NEARBY = 8
@@ -407,7 +407,7 @@ def fluctuation_w(watts: Floats) -> Floats:
 
 
 def _quantile_of_difference(rate: Floats) -> Floats:
-    """Of |x - y| for normal x and y of standard deviation 1."""
+    """Quantile of |x - y| for normal x and y of standard deviation 1."""
     found: Floats = math.sqrt(2) * np.interp(rate, *_HALF_NORMAL)
     return found
 

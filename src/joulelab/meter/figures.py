@@ -198,7 +198,7 @@ class EnergyFigure(Frozen):
 
 
 def time_share_half_width_j(share: float, energy_j: float) -> float:
-    """Of a share by time: nothing is known about how much of the energy was used in it, between none and all of it."""
+    """Half-width of a share by time: any amount from none to all of the energy may have been used in it."""
     return max(share, 1 - share) * abs(energy_j)
 
 

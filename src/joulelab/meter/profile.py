@@ -61,7 +61,7 @@ class MachineProfile(Frozen):
     devices: tuple[DeviceProfile, ...] = ()
     fsync_s: CallCost | None = None
     recorder_cpu_share: float | None = None
-    """Of one core, at the recorder's defaults."""
+    """Fraction of one core, with default settings of the recorder."""
     notes: tuple[str, ...] = ()
 
 

@@ -44,7 +44,7 @@ class Part:
     by_scope: Mapping[str, EnergyFigure]
     """`policy`, `gpu` and `all` measured components; `scopes.py` has the scopes a reader can choose."""
     key: str | None = None
-    """Of the artifact that was made, which identifies the same work in another run's bill."""
+    """Key of the artifact that was made, which identifies the same work in another run's bill."""
     kind: PartKind = "work"
     kinds: tuple[StageKind, ...] = ()
     """Role and activity of its stages."""

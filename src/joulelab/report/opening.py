@@ -37,7 +37,7 @@ class Tile:
 
 
 def run_tiles(record: RunRecord) -> tuple[Tile, ...]:
-    """Of the run's own stages; of a measured program, the mean over its repeats without overhead."""
+    """Tiles of a run: energy of its own stages; for a measured program, the mean over its repeats without overhead."""
     totals, program, quality = record.totals, program_energy(record), quality_of(record)
     if totals is None:
         return (Tile("Energy", "missing", "nothing was recorded"), Tile("Status", record.status))
@@ -58,7 +58,7 @@ def run_tiles(record: RunRecord) -> tuple[Tile, ...]:
 
 def energy_tiles(figure: EnergyFigure, remark: str = "", mixed: bool = False) -> list[Tile]:
     if figure.energy_j is None:
-        return [Tile("Energy", "missing", "no sensor answered; reasons under How it was measured")]
+        return [Tile("Energy", "missing", "no sensor worked; reasons under How it was measured")]
     how = ", ".join(filter(None, [method_text(figure, mixed), gain_text([figure]), remark]))
     kwh, wh = kwh_text(figure.energy_j), with_prefix(figure.energy_j / J_PER_WH, "Wh")
     # below a thousandth of a kWh, its digits would need an exponent
@@ -77,7 +77,7 @@ def _co2e_tile(figure: EnergyFigure, found: Co2e | None, grid: GridFactor | None
 
 
 def _inference_tiles(record: RunRecord) -> list[Tile]:
-    """Of the row with the least energy per item."""
+    """Tiles of the row with the least energy per item."""
     best, rows = best_row(record), [row for row in rows_in_use(record) if row.energy]
     if best is None or best.energy is None:
         return []
@@ -100,7 +100,7 @@ def _grade_tile(records: Sequence[RunRecord]) -> Tile:
 
 
 def group_tiles(group: GroupRecord, records: Sequence[RunRecord], comparison: Comparison | None) -> tuple[Tile, ...]:
-    """Of all runs together; quality is that of the best method."""
+    """Tiles of all runs together; quality is that of the best method."""
     bill = _bill(group, records)
     if bill is None:
         return (Tile("Energy", "missing", "no run has recorded energy"),)

@@ -273,7 +273,7 @@ def sweep_page(selection: Selection) -> Page:
 
 
 def _models_page(selection: Selection) -> Page:
-    """Of `joulelab infer` with several models."""
+    """The page of `joulelab infer` with several models."""
     group, records, folders = selection.group, selection.records, selection.folders
     colors = stage_colors(records)
     figure = models_against_latency(records)

@@ -38,10 +38,10 @@ from joulelab.runs.phases import PART, Shard
 
 BILL = "bill.json"
 CARD = "README.md"
-"""Model card of a model's folder. It describes the files and is none of them: it changes no key and no content hash."""
+"""Model card in a model's folder. It is not part of the content: neither the key nor the content hash depends on it."""
 ELSEWHERE = "elsewhere"
 UNMETERED = "unmetered-work"
-"""Kind of an ancestor that stands for work on an artifact which no meter of its run recorded."""
+"""Kind of an ancestor that represents unmetered work on an artifact."""
 # Packages whose code decides the content of an artifact: a change in them gives a new key, never a stale reuse.
 _CODE_PACKAGES = ("data", "zoo", "train", "infer", "evaluate", "distill")
 
@@ -55,7 +55,7 @@ class Ancestor(Frozen):
     stages: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     activities: tuple[str, ...] = ()
-    """Of its stages, in their order; empty in bills older than roles."""
+    """Activities of its stages, in the order of `stages`; like `roles`, empty in older bills."""
     energy: dict[str, EnergyFigure]
     """Energy used to make it, by component, including setup and repeated work."""
     work: dict[str, EnergyFigure] = {}
@@ -264,14 +264,14 @@ CONTENTS = "contents.json"
 SET_ASIDE = "bill.damaged.json"
 """New name of the bill of a corrupted artifact."""
 SUMMED_BYTES = 128 * 2**20
-"""Takes 50 ms on one core, and covers the models of the demo."""
+"""Files up to this total size get a checksum, which takes 50 ms on one core. Models of the demo are below it."""
 Opens = Callable[[Path], object]
 """Reads an artifact's folder, and raises if its content is corrupted in a way that the list does not show."""
 _BLOCK_BYTES = 1 << 20
 _UNRELATED_ERRORS = (EndedBySignal, DependencyMissing, MemoryError)
-"""Errors of a reader that say nothing about the files."""
+"""Errors of a reader that do not indicate a corrupted file."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""The machine is out of a resource; the files may be intact, and hours of work may be in them."""
+"""A resource of the machine is exhausted. The files may be intact and hold hours of work, so they are kept."""
 
 
 def list_contents(folder: Path) -> None:

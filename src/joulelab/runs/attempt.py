@@ -274,7 +274,9 @@ def restore_limits(paths: RunPaths, host: str) -> list[str]:
             restored = restore_power_limits(saved)
             messages += [f"{text}; an earlier attempt and its recorder were killed" for text in restored]
         else:
-            messages.append(f"GPUs on {name} may still have the power cap of an attempt that was killed: see {saved}")
+            messages.append(
+                f"GPUs on {name} may still have the power cap of a killed attempt; their previous limits are in {saved}"
+            )
     return messages
 
 

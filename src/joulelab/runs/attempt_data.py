@@ -75,14 +75,14 @@ class AttemptEvents:
     end_status: str | None = None
     """How the attempt ended; None if it was killed, and on worker ranks."""
     method_version: int = 1
-    """Of the version that recorded the attempt."""
+    """Method version of the joulelab that recorded the attempt."""
     environment: dict[str, str] = field(default_factory=dict)
     """Digests of the environment snapshot; empty in the first release, and on worker ranks."""
     windows: dict[str, list[Window]] = field(default_factory=dict)
     open_stages: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, StageKind] = field(default_factory=dict)
     openings: dict[str, list[Opening]] = field(default_factory=dict)
-    """Of stages that are not nested in another one."""
+    """Openings of stages that are not nested in another one."""
     setups: list[tuple[str, str, Window]] = field(default_factory=list)
     """(stage, activity, window) of setup inside a stage."""
     statuses: dict[str, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class AttemptEvents:
     findings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """Findings of training loop trackers, by stage and tracker."""
     bills: dict[tuple[str, str | None], Bill] = field(default_factory=dict)
-    """Of artifacts made or used, by key and role of use: two inputs may have the same name."""
+    """Bills of artifacts made or used, by key and role of use: two inputs may have the same name."""
     device: str | None = None
     """Device of the models (`cpu`, `cuda`); None if not declared."""
     warnings: list[str] = field(default_factory=list)
@@ -314,7 +314,7 @@ class AttemptData:
     windows: dict[str, list[Window]]
     codecarbon: CodecarbonReadings
     rank: int = 0
-    """Of the process whose marks these are: the lowest on the host."""
+    """Rank of the process whose marks these are: the lowest on the host."""
     event_files: tuple[tuple[int, Path], ...] = ()
     """(rank, file) of all processes on the host."""
     clock_offset_s: float = 0.0

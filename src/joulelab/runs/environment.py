@@ -281,8 +281,8 @@ def demand_hardware(expected: HardwareAssertions) -> None:
     wrong = [f"{name}: {text}" for name, holds, text in hardware_answers(gpus(), expected) if not holds]
     if wrong:
         raise InvalidMeasurement(
-            f"this machine is not the one that the settings require: {'; '.join(wrong)}; nothing was started",
-            "run it on that hardware, or remove the settings under `hardware`",
+            f"this machine does not meet the settings under `hardware`: {'; '.join(wrong)}; nothing was started",
+            "run it on matching hardware, or remove these settings",
         )
 
 

@@ -157,7 +157,7 @@ STAGES: Mapping[str, Column] = _columns(
     ("role", TEXT, "role", "whose work: data, teacher, student, evaluation, inference, setup or idle"),
     ("activity", TEXT, "activity", "what is done: train, evaluate, cache, generate, judge, infer, load, ..."),
     ("part_of", TEXT, "part_of", "the stage that this setup or repeated work was split from"),
-    ("repeated", YES_NO, "repeated", "work that an interruption lost and a later attempt did again"),
+    ("repeated", YES_NO, "repeated", "work that was lost in an interruption and repeated by a later attempt"),
     ("repeat", INTEGER, "repeat", "repeat number of a measured program; null for everything else"),
     ("number", INTEGER, "number", "its position in the run"),
     ("status", TEXT, "status", "running, done, failed or truncated"),
@@ -281,7 +281,7 @@ class ListedRun:
     per_item: tuple[str, float | None, float | None] = ("J per run", None, None)
     """What energy is divided by, joules per item, and their half-width."""
     teacher_share: float | None = None
-    """Of the energy that comparisons count, inherited energy included."""
+    """The teacher's fraction of the energy that comparisons count, inherited energy included."""
     co2e_g: tuple[float, float] | None = None
 
 

@@ -45,7 +45,7 @@ _OF_A_RUN = (
     *(f"artifacts/*/{name}" for name in ("answers.json", "harness.json", "scores.json")),
 )
 _READINGS = ("trace/",)
-"""Sensor readings: too large to search for secrets, and without a place for one."""
+"""Sensor readings: too large to search for secrets, and numeric, so they cannot contain one."""
 _TEXTS = (".json", ".jsonl", ".yaml", ".csv", ".html")
 _README = """This archive was made by `joulelab pack` (joulelab {version}).
 

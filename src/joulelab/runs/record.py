@@ -278,13 +278,13 @@ class StageRecord(Frozen):
     repeat: int | None = None
     """Number of this run of a measured program (`measure --repeat`), from 1."""
     part_of: str | None = None
-    """The stage that this one was split from: its setup, or work on it that an interruption lost."""
+    """The stage that this one was split from: setup of that stage, or work on it that was lost in an interruption."""
     repeated: bool = False
-    """Work that an interruption lost and that a later attempt did again."""
+    """Work that was lost in an interruption and repeated by a later attempt."""
     number: int
     status: Status
     outside_totals: bool = False
-    """Idle baselines are recorded and shown, but are in no total."""
+    """False for idle baselines, which are recorded and shown but not included in any total."""
     segments: tuple[Segment, ...]
     duration_s: float
     energy: EnergyByComponent

@@ -277,7 +277,7 @@ class Section(BaseModel):
     renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     """Setting -> its values in earlier releases -> current values; accepted with a notice."""
     alternatives: ClassVar[tuple[str, ...]] = ()
-    """Settings of which one is used: naming one replaces those of an experiment."""
+    """Mutually exclusive settings: setting one of them replaces the others of an experiment."""
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
@@ -292,7 +292,7 @@ class Section(BaseModel):
 
 
 class HardwareAssertions(Section):
-    """Hardware that the run must find; it does not start on other hardware (exit code 4)."""
+    """Hardware that the run requires; on other hardware it does not start (exit code 4)."""
 
     aliases: ClassVar = {
         "assert_gpu_name": "gpu_name",
@@ -301,26 +301,26 @@ class HardwareAssertions(Section):
     }
 
     gpu_name: str | None = None
-    """Words in the name of every GPU, for example H100; null: any."""
+    """Words that the name of every GPU must contain, for example H100; null: any."""
     gpu_count: int | None = Field(None, ge=0)
-    """Number of GPUs that the run can use; null: any."""
+    """Required number of GPUs available to the run; null: any."""
     min_gpu_memory_gib: float | None = Field(None, ge=0)
-    """Memory of every GPU, at least; null: any."""
+    """Minimum memory of every GPU; null: any."""
     cpu_name: str | None = None
-    """Words in the name of the processor, for example EPYC; null: any."""
+    """Words that the name of the processor must contain, for example EPYC; null: any."""
 
 
 class WandbSettings(Section):
-    """Where Weights & Biases keeps the run; null follows the user's login and the variables of W&B."""
+    """Where Weights & Biases stores the run; null: as set by the user's login and the variables of W&B."""
 
     project: str | None = None
     """Project; null: WANDB_PROJECT, else joulelab."""
     entity: str | None = None
     """User or team; null: WANDB_ENTITY, else the default of the login."""
     name: str | None = None
-    """Name of the run there; null: its run id."""
+    """Name of the run in W&B; null: its run id."""
     mode: Literal["online", "offline", "disabled"] | None = None
-    """Null: WANDB_MODE, else online if the user is logged in, else offline."""
+    """Mode of W&B; null: WANDB_MODE, else online if the user is logged in, else offline."""
 
 
 class RunSpec(Section):
@@ -329,7 +329,7 @@ class RunSpec(Section):
     shares_ranks: ClassVar[bool] = False
     """Whether the pipeline divides its work among torchrun's processes; other pipelines would repeat it in each."""
     uses_gpu: ClassVar[bool] = True
-    """Whether the pipeline can use a GPU; a job of one that cannot requests none."""
+    """Whether the pipeline can use a GPU. If false, its jobs do not request one."""
 
     name: str = Field("run", min_length=1, max_length=80)
     """Name of the run; its folder name begins with it."""
@@ -340,7 +340,7 @@ class RunSpec(Section):
     label: str = ""
     """Name of this run's method in comparisons; runs with the same label are repeats of each other."""
     tags: tuple[Annotated[str, Field(min_length=1, max_length=40)], ...] = Field((), max_length=20)
-    """Words to find the run by in `joulelab ui`, for example `tags=[paper,h200]`. They change no result."""
+    """Tags for finding the run in `joulelab ui`, for example `tags=[paper,h200]`. They do not affect results."""
     seed: int = Field(0, ge=0, le=LARGEST_SEED)
     """Random seed: initial weights, data order, dropout."""
     reuse_artifacts: bool = True
@@ -498,7 +498,7 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _forget_alternatives(result: dict[str, Any], over: Mapping[str, Any]) -> None:
-    """Of settings that exclude each other (a student's size, layers, config), the later layer's replaces the others."""
+    """Of mutually exclusive settings (a student's size, layers, config), the one set last replaces the others."""
     pipeline = over.get("pipeline", result.get("pipeline"))
     if not isinstance(pipeline, str) or pipeline not in lookup.PIPELINE_SPECS:
         return
@@ -710,7 +710,7 @@ def with_user_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := [str(key) for key in given if key not in USER_KEYS]:
         raise ConfigError(
             f"{path}: unknown setting {unknown[0]}",
-            f"the user's file may set {', '.join(USER_KEYS)}; nothing was started",
+            f"this file may only set {', '.join(USER_KEYS)}; nothing was started",
         )
     try:
         EnergyConfig.model_validate(given)
@@ -835,7 +835,7 @@ def _unknown_setting(key: str, known: Iterable[str]) -> NotFoundError:
     lists = "`joulelab explain --pipeline NAME` lists all settings of a pipeline"
     section = _known_part(key.rpartition(".")[0], known)
     if section:
-        lists = f"`joulelab explain {section}` describes what is there; {lists}"
+        lists = f"`joulelab explain {section}` lists the settings of that section; {lists}"
     similar = _similar_keys(key, known)[:_MOST_SIMILAR]
     if not similar:
         return NotFoundError(f"unknown setting '{key}'", lists)

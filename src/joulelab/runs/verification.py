@@ -221,7 +221,7 @@ class _Run:
                 yield FigureCheck(self.record.run_id, name, value, newer.get(name), "newer method")
         noted = Counter((note.level, _numbers_in(note.text)) for note in self.record.validity.notes)
         noted.subtract((note.level, _numbers_in(note.text)) for note in expected.validity.notes)
-        # A later version may say in two notes what a recorded one says in one.
+        # A later version may split a recorded note into two.
         longer = [Counter(numbers) for (_, numbers), count in noted.items() if count > 0]
         for number, note in enumerate(() if self.older else expected.validity.notes):
             numbers = Counter(_numbers_in(note.text))

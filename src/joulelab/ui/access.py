@@ -66,18 +66,18 @@ class Access:
         await (refusal or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
-        """Of requests that no page of this server sends."""
+        """The refusal of a request that no page of this server sends; None if it is allowed."""
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if _name(host) not in self._hosts:
             return _refused(f"unknown host name '{_name(host)[:80]}': open the address that `joulelab ui` printed")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            return _refused("a request of another origin")
+            return _refused("request from another origin")
         if origin is None and request.method not in _SAFE_METHODS and not _bearer(request):
-            return _refused("a change without an origin")
+            return _refused("request to change something without an Origin header")
         return None
 
     def _exchange(self, request: Request) -> Response | None:
-        """The token of the printed address for a cookie."""
+        """Exchange the token of the printed address for a cookie."""
         given = request.query_params.get("token")
         if given is None or request.method not in _SAFE_METHODS:
             return None

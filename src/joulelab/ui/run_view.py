@@ -36,7 +36,7 @@ _LOAD = 0.1
 # Larger traces are read by a process that ends afterwards: the server's memory does not follow the length of a run.
 LARGE_BYTES = 8_000_000
 FIGURES = ("power", "loss", "stages")
-"""Of a live page, in order; each has its place before it has data."""
+"""Figures of a live page, in order; the page has room for each one before there is data."""
 
 
 @dataclass(frozen=True)

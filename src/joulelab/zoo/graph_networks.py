@@ -188,7 +188,7 @@ class DimeNet(nn.Module):
 
 
 def _cosines(way_E3: Tensor, distance_E: Tensor, triplets: Triplets) -> Tensor:
-    """Of the angle at j between k and i, for every triplet k -> j -> i."""
+    """Cosine of the angle at j between k and i, for every triplet k -> j -> i."""
     unit_E3 = way_E3 / distance_E[:, None]
     return -(unit_E3[triplets.kj] * unit_E3[triplets.ji]).sum(-1)
 

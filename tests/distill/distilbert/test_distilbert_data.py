@@ -156,5 +156,5 @@ def test_held_out_documents_are_spread_evenly_and_not_trained_on():
     train, held_out = split_documents(1000, 9)
     assert held_out.tolist() == [100, 200, 300, 400, 500, 599, 699, 799, 899]
     assert len(train) == 991 and not set(train) & set(held_out)
-    with pytest.raises(ConfigError, match="none is left to train on"):
+    with pytest.raises(ConfigError, match="leaves none to train on"):
         split_documents(5, 5)

@@ -167,7 +167,7 @@ def test_an_environment_without_the_engine_is_refused(tmp_path, python):
         EngineInstallation.find("vllm", str(tmp_path))
     with pytest.raises(ConfigError, match="needs the Python of the environment"):
         EngineInstallation.find("vllm", None)
-    with pytest.raises(ConfigError, match="did not tell its version of vllm") as refused:
+    with pytest.raises(ConfigError, match="did not report its version of vllm") as refused:
         EngineInstallation.find("vllm", "/bin/ls")
     assert "pip install" not in refused.value.hint
 

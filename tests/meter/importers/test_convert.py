@@ -278,7 +278,7 @@ def test_a_folder_is_searched_for_files_with_the_endings_of_logs(tmp_path, monke
     monkeypatch.setattr(convert, "_MOST_FILES", 1)
     assert len(read_folder(tmp_path, TimeRule())[0]) == 1
     dmon(tmp_path / "second.log", [[50.0, 50.0, 50.0]])
-    with pytest.raises(UsageError, match="contains 2 files"):
+    with pytest.raises(UsageError, match="contains 2 possible log files; expected at most 1"):
         read_folder(tmp_path, TimeRule())
 
 

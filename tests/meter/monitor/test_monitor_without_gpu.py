@@ -27,7 +27,7 @@ def test_by_default_it_records_the_cpu_and_states_why_there_is_no_gpu(tmp_path):
     done = monitor("--duration", 0.5, "--interval", 0.2, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "logging only the CPU" in done.stderr
-    assert "stopped (the requested 0.5 s are over)" in done.stderr
+    assert "stopped (the requested 0.5 s have passed)" in done.stderr
     assert done.stdout == ""
     log = read_log(tmp_path / "logs" / "power_log.jsonl")
     assert [line["kind"] for line in log] == ["header", *["host"] * 4, "end"]

@@ -37,9 +37,9 @@ class Message(TypedDict):
     """system, user, assistant or tool."""
     content: str
     tool_calls: NotRequired[list[dict[str, Any]]]
-    """Of an assistant, as `{"type": "function", "function": {"name": ..., "arguments": {...}}}`."""
+    """Calls by an assistant, as `{"type": "function", "function": {"name": ..., "arguments": {...}}}`."""
     reasoning_content: NotRequired[str]
-    """Of an assistant: its reasoning, where the dataset keeps it apart from the answer."""
+    """Reasoning of an assistant, if the dataset keeps it separate from the answer."""
     name: NotRequired[str]
     tool_call_id: NotRequired[str]
 
@@ -246,13 +246,13 @@ def _with_tools(conversation: Conversation, record: Record) -> Conversation:
 
 
 def _parsed(value: Any, what: str) -> Any:
-    """JSON text as what it stands for: columns of a table often hold tools and arguments as text."""
+    """Decode JSON text: columns of a table often hold tools and arguments as JSON strings."""
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value) if value.strip() else None
     except ValueError as error:
-        raise ConfigError(f"its {what} are not JSON: {error}", "expected a JSON text or an object") from error
+        raise ConfigError(f"its {what} are not JSON: {error}", "expected a JSON string or an object") from error
 
 
 def _without_none(value: Any) -> Any:

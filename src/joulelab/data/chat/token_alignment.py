@@ -176,7 +176,7 @@ class CommonVocabulary:
 
     @property
     def teacher_share(self) -> float:
-        """Of the teacher's tokens."""
+        """Fraction of the teacher's tokens that the student's vocabulary has too."""
         return self.size / max(1, self.size + len(self.teacher_rest))
 
     @classmethod
@@ -196,7 +196,7 @@ class CommonVocabulary:
 
 
 def _ids_by_text(tokens: TokenBytes) -> dict[tuple[bool, bytes], int]:
-    """Of two tokens with the same text, the one that is not a single byte for missing characters, then the first."""
+    """Ids by text. If two tokens have the same text, the one that is not a byte fallback counts, then the first."""
     order = sorted(range(len(tokens.pieces)), key=lambda number: (number in tokens.fallback, number))
     found: dict[tuple[bool, bytes], int] = {}
     for number in order:
@@ -247,7 +247,7 @@ def _without_end(ids: Ints, start: int, end: int, tokens: TokenBytes) -> int:
 
 
 def _spans(student: Ints, teacher: Ints, own: TokenBytes, other: TokenBytes, from_end: bool) -> Ints:
-    """Of two token sequences; `from_end`: both end where the text ends, so that they can be aligned from there too."""
+    """Spans of two token sequences. `from_end`: both end where the text ends, so they can be aligned from there too."""
     mine, theirs = _Positions.in_bytes(student, own), _Positions.in_bytes(teacher, other)
     before = _common_prefix(mine.text, theirs.text)
     is_cut = before == min(len(mine.text), len(theirs.text)) and not from_end  # one of them ends earlier

@@ -59,7 +59,7 @@ class PairLayout:
     between: tuple[int, ...]
     after: tuple[int, ...]
     types: tuple[int, int, int, int, int]
-    """Of before, question, between, paragraph, after."""
+    """Type ids of: before, question, between, paragraph, after."""
 
     @property
     def specials(self) -> int:

@@ -35,14 +35,14 @@ class ImageData(Section):
     """Labeled images and which of them."""
 
     source: str = SYNTHETIC
-    """`synthetic`, or a folder with a sub-folder per split and in it one per class, as torchvision reads them."""
+    """`synthetic`, or a folder with one subfolder per split and in each of them one per class, as for torchvision."""
     side: int = Field(32, ge=8)
-    """Images are scaled to this many pixels a side."""
+    """Images are scaled to this many pixels per side."""
     classes: int = Field(10, ge=2)
     """Number of classes of the synthetic images; a folder defines its own."""
     train: str = "train[:2000]"
-    """Images to train on: a split or a slice of it, or a folder with one folder per class; all of `train` of your own
-    images unless a slice is named."""
+    """Images to train on: a split or a slice of it, or a folder with one folder per class. The default for your own
+    images is all of `train`."""
     validation: str = "validation[:500]"
     """Images evaluated after every epoch, in the same form; held out from `train` where `source` has no such folder."""
     test: str = "test[:1000]"
@@ -82,7 +82,7 @@ class TeacherConfig(TeacherSection):
     """`sample:minilm`, a local folder or a hub id of an encoder."""
     fine_tuned: str | None = None
     """A classifier that is already fine-tuned: a folder (with its energy, if joulelab trained it) or a hub id. The
-    stage `teacher.train` is then left out; a head that is no better than chance is refused."""
+    stage `teacher.train` is then skipped; a classifier that is no better than chance is rejected."""
     training: PipelineTraining = PipelineTraining()
     """How it is fine-tuned."""
 
@@ -98,9 +98,9 @@ class StudentConfig(Section):
     renamed: ClassVar = {"init": "model"}
 
     model: str = "sample:minilm"
-    """Where layers and vocabulary come from: `sample:minilm`, a local folder or a hub id."""
+    """Model that layers and vocabulary are taken from: `sample:minilm`, a local folder or a hub id."""
     layers: int | tuple[int, ...] | Literal["all"] = (0, 5)
-    """Layers taken from `model`, counted from 0, or `all`; a single number is how many are randomly initialized."""
+    """Layers taken from `model`, counted from 0, or `all`; a single number N initializes N layers randomly instead."""
     width: int | None = Field(None, ge=1)
     """Width of a randomly initialized student; null: as wide as `model`."""
     heads: int | None = Field(None, ge=1)
@@ -145,19 +145,19 @@ class DistillConfig(LabelsAndTeacherSection):
     """loss = alpha CE + (1 - alpha) T^2 KL + feat_beta MSE + relations; a term with weight 0 is not computed."""
 
     kd_T2: bool = True
-    """Multiply the responses' term by T^2, so that the temperature does not change its weight."""
+    """Multiply the response term by T^2, so that the temperature does not change its weight."""
     feat_beta: float = Field(1.0, ge=0)
     """Weight of the feature loss; 0 turns it off."""
     t_layer: int | str = -2
-    """Teacher's hidden state for features and relations: an index (-1 the last layer's), or a layer's name."""
+    """Teacher's hidden state for features and relations: an index (-1: the last layer), or a layer's name."""
     s_layer: int | str = -2
     """Student's hidden state, in the same form."""
     feat_pool: Literal["cls", "mean"] = "mean"
     """One vector per text: the first token's, or the mean over its tokens."""
     feat_ln: bool = False
-    """A LayerNorm at the end of the connector."""
+    """Add a LayerNorm at the end of the connector."""
     feat_normalize: bool = False
-    """Scale both sides' features to length 1 before they are compared, so that only directions count."""
+    """Scale the features of teacher and student to length 1 before comparing them, so that only directions count."""
     rel_distance: float = Field(0.0, ge=0)
     """Weight of the relation loss over distances between samples. Depends on which samples share a micro-batch."""
     rel_angle: float = Field(0.0, ge=0)

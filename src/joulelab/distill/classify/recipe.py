@@ -87,7 +87,7 @@ def run_fitnets_images(run: RunContext) -> None:
 
 
 def text_checks(spec: ClassifySpec) -> Iterator[Callable[[], object]]:
-    """What the models' configurations and tokenizers tell, before a run starts."""
+    """Check what the models' configurations and tokenizers show, before a run starts."""
     yield lambda: check_products(spec.device, spec.trainings)
     trains_student = spec.until == "train"
     models = [*([spec.teacher.source] if spec.has_teacher else []), *([spec.student.model] if trains_student else [])]
@@ -129,7 +129,7 @@ class TeacherSignal:
 
     source: TeacherSource
     width: int
-    """Of its features."""
+    """Width of its features."""
 
 
 class _ClassificationRecipe(Generic[SpecT, DataT]):
@@ -534,7 +534,7 @@ class EpochValidation:
     stage: str
     predict: Callable[[], Predictions]
     tokens: int
-    """Of the validation samples."""
+    """Tokens in the validation samples."""
     steps_per_epoch: int
     teacher: Predictions | None = None
 

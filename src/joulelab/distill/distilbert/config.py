@@ -61,7 +61,7 @@ class LmData(OwnSplits):
     source: str = "sample:reviews"
     """Text (`sample:reviews`, a file, a folder, a hub id), or a folder that `joulelab prepare binarize` wrote."""
     split: str = "train"
-    """Of text: which documents, for example `train` or `train[:4000]`; held-out documents are taken from them."""
+    """For text: documents to use, for example `train` or `train[:4000]`; held-out documents are taken from them."""
     validation_size: Size = 500
     """Documents held out for the validation loss, spread evenly over all of them: a number, or a share (0.05 or 5 %),
     which is the default for your own text."""
@@ -134,12 +134,12 @@ class LmStudent(Section):
     type: StudentType = "distilbert"
     """Its architecture (student_type)."""
     layers: tuple[int, ...] | None = None
-    """Layers taken from the teacher, counted from 0: [0, 2, 4, 7, 9, 11] of BERT's twelve."""
+    """Layers taken from the teacher, counted from 0, for example [0, 2, 4, 7, 9, 11] of BERT's twelve."""
     layers_of: str = OF_TEACHER
-    """Whose layers: `teacher` as this run has it, or a model by name, so that the student inherits no energy of the
-    teacher."""
+    """Model that `layers` are taken from: `teacher` (as this run has it), or another model by name, in which case the
+    student inherits no energy from the teacher."""
     vocab_transform: bool = True
-    """Also take the layers of the language head."""
+    """Also copy the layers of the language head."""
     model: str | None = None
     """Start from these weights: a folder or a hub id (student_pretrained_weights)."""
     config: str | None = None
@@ -165,25 +165,25 @@ class LmDistillation(DistillSection):
     alpha_ce: float = Field(0.5, ge=0, allow_inf_nan=False)
     """Weight of the teacher's responses: T^2 KL of the two distributions over the vocabulary."""
     alpha_mlm: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Weight of the masked tokens' cross-entropy; needs `mlm`."""
+    """Weight of the cross-entropy on masked tokens; needs `mlm`."""
     alpha_clm: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Weight of the next tokens' cross-entropy; without `mlm`."""
+    """Weight of the cross-entropy on next tokens; needs `mlm=false`."""
     alpha_mse: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Weight of the squared distance of the logits, summed over the vocabulary, at the positions of alpha_ce."""
+    """Weight of the squared difference of the logits, summed over the vocabulary, at the positions of alpha_ce."""
     alpha_cos: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Weight of 1 - cosine of the last hidden states, over all tokens; needs equal widths."""
     mlm: bool = True
-    """Masked language modeling (BERT, RoBERTa); false: each token from those before it (GPT-2)."""
+    """Masked language modeling (BERT, RoBERTa); false: predict each token from those before it (GPT-2)."""
     mlm_mask_prop: float = Field(0.15, gt=0, lt=1)
-    """Share of a sequence's tokens to be predicted, sampled again in every epoch."""
+    """Fraction of a sequence's tokens to predict; the tokens are sampled again in every epoch."""
     word_mask: float = Field(0.8, ge=0, le=1)
-    """Of those, shown as the mask token."""
+    """Fraction of the tokens to predict that are replaced by the mask token."""
     word_keep: float = Field(0.1, ge=0, le=1)
-    """Of those, shown as they are."""
+    """Fraction of the tokens to predict that are left unchanged."""
     word_rand: float = Field(0.1, ge=0, le=1)
-    """Of those, shown as a random token."""
+    """Fraction of the tokens to predict that are replaced by a random token."""
     mlm_smoothing: float = Field(0.7, ge=0)
-    """Tokens are sampled in proportion to count ** -mlm_smoothing: rare ones more often; 0: uniformly."""
+    """Tokens to predict are sampled in proportion to count ** -mlm_smoothing: rare ones more often; 0: uniformly."""
     restrict_ce_to_mask: bool = False
     """Use the teacher's responses (and alpha_mse) at masked positions only, not at all tokens."""
     freeze_pos_embs: bool = False

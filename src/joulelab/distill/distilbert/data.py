@@ -149,7 +149,7 @@ def split_documents(documents: int, size: int | float | str) -> tuple[Ids, Ids]:
     held_out = documents if size == ALL else max(1, round(size * documents)) if isinstance(size, float) else int(size)
     if held_out >= documents:
         raise ConfigError(
-            f"{held_out} of {documents} documents were to be held out: none is left to train on",
+            f"{held_out} of {documents} documents would be held out, which leaves none to train on",
             "lower data.validation_size, or use more text",
         )
     places = np.unique(np.linspace(0, documents - 1, held_out + 2)[1:-1].round().astype(np.int64))
@@ -321,7 +321,7 @@ class MaskRecipe:
     """Share of a row's tokens that is predicted."""
     shown_as_mask: float
     shown_as_random: float
-    """Of those; the rest are shown unchanged."""
+    """Fraction of the predicted tokens that are replaced by a random token; the remaining ones are left unchanged."""
     mask_id: int
     weights_V: NDArray[np.float64]
     """Sampling weight of each token, 0 for one that is never masked."""
@@ -456,7 +456,7 @@ class LmBatches:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Of rows of one length a last, smaller batch is dropped: its shape would be compiled separately."""
+        """With rows of one length a smaller last batch is dropped, because its shape would be compiled separately."""
         if self._same_length:
             return max(1, len(self.lengths) // self._size)
         return -(-len(self.lengths) // self._size)

@@ -242,7 +242,7 @@ def freeze_embeddings(model: nn.Module, positions: bool, token_types: bool) -> N
 
 
 def width_of(model: nn.Module) -> int:
-    """Of the hidden states."""
+    """Width of the hidden states."""
     config: Any = model.config
     return int(config.hidden_size)
 

@@ -69,7 +69,7 @@ def run_distilbert(run: RunContext) -> None:
 
 
 def model_checks(spec: DistilbertSpec) -> Iterator[Callable[[], object]]:
-    """What the models' configurations tell, before a run starts."""
+    """Check what the models' configurations show, before a run starts."""
     if spec.until == "data":
         return
     tokens = spec.data.max_model_input_size
@@ -313,7 +313,7 @@ class DistilbertRecipe:
         return self._prepared(self._trained(student).load())
 
     def _report_quality(self, role: str, model: PretrainedLm, data: Artifact) -> HeldOutLoss:
-        """Of a trained or named model; a teacher that several students share is evaluated once."""
+        """Report the quality of a trained or named model; a teacher that several students share is evaluated once."""
         spec = self.spec
 
         def make(folder: Path) -> None:

@@ -105,7 +105,7 @@ class AlignedTargets:
 
     @torch.no_grad()
     def log_rest(self, temperature: float, chunk: int) -> Tensor:
-        """Of each span: the teacher's log-probability of its tokens after the first."""
+        """For each span, the teacher's log-probability of its tokens after the first."""
         rest_R = self.spans.teacher_rest_R
         sums_G = self.hidden_ME.new_zeros(self.spans.size, dtype=torch.float32)
         for start in range(0, len(rest_R), chunk):
@@ -147,7 +147,7 @@ def span_terms(
 def span_divergence(
     log_q_CV: Tensor, log_p_CW: Tensor, common: CommonTokens, loss: CrossTokenizerLoss, divergence: str, beta: float
 ) -> Tensor:
-    """Of each span, from the logarithms of Q and P."""
+    """Divergence of each span, from the logarithms of Q and P."""
     if loss == "uld":
         return sorted_distance(log_q_CV.exp(), log_p_CW.exp())
     log_p_CK, log_q_CK = log_p_CW[:, common.teacher_K], log_q_CV[:, common.student_K]

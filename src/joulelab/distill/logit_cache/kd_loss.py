@@ -140,7 +140,7 @@ class CachedTargets:
     records_RS: Tensor
     manifest: CacheManifest
     head: TeacherHead | None = None
-    """Of a cache of hidden states."""
+    """The teacher's projection, if the cache stores hidden states."""
 
     @property
     def count(self) -> int:

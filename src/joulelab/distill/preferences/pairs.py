@@ -121,7 +121,7 @@ class PairReport(Frozen):
     chosen_tokens_mean: float | None
     rejected_tokens_mean: float | None
     chosen_longer_share: float | None
-    """Of the pairs with answers of different length; 0.5 means no preference for length."""
+    """Fraction among the pairs with answers of different length; 0.5 means no preference for length."""
     length_score_correlation: float | None
     """Between tokens and score within prompts; None if either is constant."""
 

@@ -68,7 +68,7 @@ class DumpSpec(PrepareSpec):
     source: str
     """A file or folder (txt, jsonl, csv, parquet; also gzipped), `sample:reviews`, or a dataset on the hub."""
     split: str = "train"
-    """Which documents, as Hugging Face datasets writes it: train, train[:1000], validation."""
+    """Documents to use, in the notation of Hugging Face datasets: train, train[:1000], validation."""
     min_chars: int = Field(DEFAULT_MIN_CHARS, ge=0)
     """Shorter documents are dropped; characters are counted after whitespace is normalized."""
     max_chars: int | None = Field(None, ge=1)
@@ -160,7 +160,7 @@ class ExtractStudentSpec(PrepareSpec):
     layers: tuple[int, ...] | None = None
     """Which layers, counted from 0, in the student's order; null: half of them (of 12: 0, 2, 4, 7, 9, 11)."""
     vocab_transform: bool = True
-    """Also take the dense layer before the vocabulary; false initializes it from the seed. GPT-2 has none."""
+    """Also copy the dense layer of the language head; false initializes it from the seed. GPT-2 has none."""
 
     @property
     def target(self) -> Path:
@@ -182,7 +182,7 @@ class PrepareReviewsSpec(PrepareSpec):
     source: str = "fancyzhx/amazon_polarity"
     """A dataset on the hub, a CSV, JSONL or Parquet file, a folder, or `sample:reviews`."""
     subset: str = "all"
-    """Of sample:reviews: short, long or all; of a dataset on the hub: its configuration."""
+    """For sample:reviews: short, long or all; for a dataset on the hub: its configuration."""
     tokenizer: str = "bert-base-uncased"
     """Tokenizer: a hub id, a folder or `sample:minilm`."""
     max_length: int = Field(256, ge=8)

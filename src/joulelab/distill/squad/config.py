@@ -27,8 +27,8 @@ class SquadData(Section):
     aliases: ClassVar = {"train": "train_file", "validation": "validation_file", "test": "test_file"}
 
     source: str | None = None
-    """A folder with files train*.json, validation*.json (or dev) and test*.json in SQuAD's format, in place of
-    naming them."""
+    """A folder with files train*.json, validation*.json (or dev*.json) and test*.json in SQuAD's format, instead of
+    setting each file."""
     train_file: str = SYNTHETIC
     """A JSON file in SQuAD's format to train on (data.train); or `synthetic`: short stories generated from a seed."""
     validation_file: str = SYNTHETIC
@@ -189,11 +189,12 @@ class QaEvaluation(Section):
     """How an answer is found from the model's scores."""
 
     n_best_size: int = Field(20, ge=1)
-    """Best starts and best ends that are paired in each window; also the number of answers listed per question."""
+    """Number of best start and end positions that are paired in each window; also the number of answers listed per
+    question."""
     max_answer_length: int = Field(30, ge=1)
     """Maximum tokens in an answer."""
     null_score_diff_threshold: float = 0.0
-    """With version_2: "no answer" is predicted where its score exceeds that of the best span by more than this."""
+    """With version_2: "no answer" is predicted if its score exceeds the best span's score by more than this."""
 
 
 class SquadSpec(DistillSpec):

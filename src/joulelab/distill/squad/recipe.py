@@ -50,7 +50,7 @@ def run_squad(run: RunContext) -> None:
 
 
 def model_checks(spec: SquadSpec) -> Iterator[Callable[[], object]]:
-    """What the models' configurations and tokenizers tell, before a run starts."""
+    """Check what the models' configurations and tokenizers show, before a run starts."""
     student, teacher = spec.student.model, spec.teacher.model
     for model in dict.fromkeys([student, *([teacher] if spec.has_teacher else [])]):
         yield lambda model=model: require_windows_fit(model, spec.data.max_seq_length)  # type: ignore[misc]

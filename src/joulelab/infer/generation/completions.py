@@ -44,7 +44,7 @@ class Completion:
     prompt_tokens: int | None = None
     """None if unknown."""
     log_probabilities: tuple[float, ...] = ()
-    """Of each token in `ids`, as in `log_probability_sum`; empty unless the generator was asked for them."""
+    """One per token in `ids`, as in `log_probability_sum`; empty unless the generator was asked for them."""
 
     @property
     def mean_log_probability(self) -> float | None:

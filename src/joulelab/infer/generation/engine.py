@@ -242,7 +242,7 @@ class TransformersGenerator:
 
     @property
     def cache_bytes(self) -> int:
-        """Of the decoder that is kept; 0 if there is none."""
+        """Size of the cache of the decoder that is kept; 0 if there is none."""
         return 0 if self._kept.decoder is None else self._kept.decoder.cache_bytes
 
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[list[Completion]]:

@@ -93,7 +93,7 @@ class EngineInstallation:
             reason = (asked.stderr.strip().splitlines() or ["no version"])[-1]
             if "PackageNotFoundError" not in reason:
                 raise ConfigError(
-                    f"{path} did not tell its version of {name}: {reason:.200}",
+                    f"{path} did not report its version of {name}: {reason:.200}",
                     f"set {setting} to the Python of an environment with {name}",
                 )
             raise ConfigError(
@@ -221,7 +221,7 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             raise JoulelabError(
                 f"{self.installation.name} (pid {self._process.pid}) did not end {_KILLED_S:g} s after SIGKILL",
-                "a process that waits for the GPU's driver cannot be ended; check the driver with nvidia-smi",
+                "a process that is blocked in the GPU driver cannot be killed; check the driver with nvidia-smi",
             ) from None
 
 

@@ -226,7 +226,7 @@ class AnswerEnds:
         return found
 
     def first(self, tokens: NDArray[np.int64], begin: int, end: int) -> int | None:
-        """Index of the token in [begin, end) that ends the answer; None: it goes on."""
+        """Index of the token in [begin, end) that ends the answer; None: it continues."""
         for place in range(begin, end):
             token = int(tokens[place])
             if token in self._end_ids:

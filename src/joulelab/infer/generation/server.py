@@ -137,7 +137,7 @@ def with_children(pids: Iterable[int]) -> set[int]:
 
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# Between two looks at whether the work is still wanted.
+# Interval between two checks whether the work is still needed.
 _POLL_S = 0.2
 # Prompts that are tokenized in one call.
 _ENCODED_AT_ONCE = 1024
@@ -154,7 +154,7 @@ class Endpoint:
     """Up to and including /v1."""
     api_key: str | None = field(default=None, repr=False)
     timeout_s: float = 600.0
-    """Of a whole reply."""
+    """Time limit for a whole reply."""
     tries: int = 4
     pause_s: float = 1.0
     """Before the second attempt; doubled for each further one."""
@@ -198,7 +198,9 @@ class Endpoint:
                         self.after_failure,
                     ) from error
                 if self.closed.wait(self.pause_s * 2 ** (attempt - 1)):
-                    raise JoulelabError(f"{self.base_url}{path} failed while the work was stopped: {error}") from error
+                    raise JoulelabError(
+                        f"{self.base_url}{path} failed while work was being stopped: {error}"
+                    ) from error
         raise AssertionError("unreachable")
 
     def _send(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
@@ -352,7 +354,7 @@ def read_answer(reply: dict[str, Any], max_new_tokens: int) -> Completion:
 
 
 def _log_probabilities(found: Any) -> tuple[float, ...]:
-    """Of the generated tokens: a list in completions, a list of objects in chat completions."""
+    """Log-probabilities of the generated tokens: a list in completions, a list of objects in chat completions."""
     if not isinstance(found, dict):
         return ()
     values = found.get("token_logprobs") or [one["logprob"] for one in found.get("content") or ()]

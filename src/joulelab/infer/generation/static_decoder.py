@@ -69,7 +69,7 @@ ENOUGH_ROWS = 1024
 # What compiling the reading of prompts saves, per token, layer and hidden unit: 20 and 25 nJ for 135 M and 1.7 B
 # parameters.
 _SAVED_PER_HIDDEN_STATE_J = 22e-9
-# Of the free GPU memory: logits, activations and captured graphs need the rest.
+# Fraction of the free GPU memory for the cache: logits, activations and captured graphs need the rest.
 _CACHE_SHARE = 0.6
 _JOINED_SHARE = 0.5
 # How far logits may differ: relative to the effect of a missing token, of which rounding in bfloat16 has 0.02 to 0.12;

@@ -236,7 +236,7 @@ class ServedRequest:
     ids: Sequence[int]
     settings: GenerationSettings
     number: int = 0
-    """Of the answers to one prompt; answers with different numbers differ."""
+    """Number among the answers to one prompt; answers with different numbers differ."""
     ignore_eos: bool = False
     events: queue.SimpleQueue[list[int] | str | JoulelabError] = field(default_factory=queue.SimpleQueue)
     cancelled: bool = False
@@ -366,7 +366,7 @@ class BatchEngine:
         for slot, request in admitted.items():
             self._stops[slot] = StopTexts(self.tokenizer, request.settings.stop)
             if request.settings.do_sample:
-                # From seed and prompt, whatever the batch.
+                # Derived from seed and prompt only, so they do not depend on the batch.
                 numbers = answer_random_numbers(request.settings, request.ids, request.number)
                 self._batch.set_random_numbers(slot, len(request.ids), numbers)
         if admitted:

@@ -33,7 +33,7 @@ from joulelab.units import plural
 
 NS = 1_000_000_000
 BIN_S = 0.5
-# Of the series: a smaller number of intervals decides by chance.
+# Minimum length of the series: with fewer intervals the result is chance.
 _MIN_BINS = 8
 _MAX_IN_FLIGHT = 2048
 _CHECK_S = 0.25
@@ -284,7 +284,7 @@ class LoadRunner:
                 if sum(bool(one.error) for one in seen) >= 3 and not any(one.chunk_ns for one in seen):
                     window, steady = (begin_ns, now_ns), False  # nothing to wait for
                     break
-                # Looking at all tokens takes a while, so not before it can end the load, and once a second.
+                # Examining all tokens takes a while: done at most once a second, and only once the load may end.
                 if now_ns - begin_ns < seconds * NS or now_ns - looked_ns < NS:
                     continue
                 looked_ns = now_ns
@@ -361,7 +361,7 @@ def _cpu_share(readings: Sequence[tuple[int, float]], window: tuple[int, int]) -
 
 
 def tokens_per_chunk(requests: Sequence[SentRequest]) -> float:
-    """Of finished requests, for the parts of answers whose tokens were not reported yet; 1 if none is."""
+    """Mean tokens per part of an answer, over finished requests; 1 if there are none. Used for unfinished ones."""
     known = [(one.completion_tokens, len(one.chunk_ns)) for one in requests if one.completion_tokens and one.done_ns]
     chunks = sum(count for _, count in known)
     return sum(tokens for tokens, _ in known) / chunks if chunks else 1.0

@@ -193,7 +193,7 @@ class ServingSpec(RunSpec):
     pipeline: Literal["serving"] = "serving"
     """The pipeline that runs the stages."""
     server: str = ""
-    """Address of a running server up to /v1, for example http://localhost:8000/v1; empty: `engine` starts one."""
+    """URL of a running server, ending in /v1, for example http://localhost:8000/v1; empty: `engine` starts one."""
     engine: Literal["", "builtin", "vllm", "sglang"] = ""
     """Engine to start for this run: builtin (`joulelab serve`), or vllm or sglang in the environment of
     `engine_python`."""
@@ -206,32 +206,34 @@ class ServingSpec(RunSpec):
     model: str = ""
     """Name of the model in requests (empty: the first that the server lists); with `engine`, the model to serve."""
     concurrency: tuple[Annotated[int, Field(ge=1, le=2048)], ...] = ()
-    """Numbers of clients that send their next request when an answer is complete; one row of the table each."""
+    """Numbers of concurrent clients, each of which sends its next request when its answer is complete; one row of the
+    table per number."""
     rates: tuple[Annotated[float, Field(gt=0, le=10_000)], ...] = ()
-    """Mean arrivals per second with exponential gaps; one row each. Without `concurrency` and `rates`: 1, 4 and 16
-    clients."""
+    """Mean request rates per second (Poisson arrivals); one row per rate. Without `concurrency` and `rates`: 1, 4 and
+    16 clients."""
     prompts: str = ""
     """A file of prompts: .txt with one per line, or .jsonl with `prompt`, `text` or `messages` in each line. Empty:
     random words."""
     prompt_tokens: str = "256"
     """Words of a random prompt, about one token each: a number, a range (64-512) or lognormal:MEDIAN,SIGMA."""
     new_tokens: str = "128"
-    """Maximum tokens of an answer: a number, a range or lognormal:MEDIAN,SIGMA."""
+    """Maximum tokens per answer: a number, a range or lognormal:MEDIAN,SIGMA."""
     ignore_eos: bool | None = None
     """Continue after the end-of-text token, so that all answers have the requested length (vLLM, SGLang, joulelab
     serve); null: yes for random words, no for a file of prompts."""
     temperature: float = Field(0.0, ge=0, le=2)
     """Sampling temperature; 0: the most likely token."""
     duration_s: float = Field(20.0, ge=2, le=36_000)
-    """Length of the steady window of each row; the warm-up before it is found in the throughput and left out."""
+    """Length of the steady-state window of each row; the warm-up before it is detected from the throughput and left
+    out."""
     max_time_s: float | None = Field(None, gt=0, le=36_000)
     """Maximum seconds of load per row; null: three times `duration_s`, at least 60 s."""
     ttft_limit_ms: float | None = Field(None, gt=0)
-    """Limit of the time to first token, for the energy at a latency limit."""
+    """Limit on the time to first token; the lowest energy among rows within the limits is reported."""
     tpot_limit_ms: float | None = Field(None, gt=0)
-    """Limit of the time per output token, for the energy at a latency limit."""
+    """Limit on the time per output token; as `ttft_limit_ms`."""
     limit_percentile: Literal[50, 90, 95, 99] = 95
-    """Percentile of the requests that keeps the limits."""
+    """Percentile of the requests that must meet the limits."""
     dtype: ServedDtype = "auto"
     """With `engine`: type of the weights; auto: bf16 on a GPU, fp32 on a CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -239,8 +241,8 @@ class ServingSpec(RunSpec):
     batch_size: int | None = Field(None, ge=1, le=MAX_BATCH)
     """With `engine`: answers that are generated together; null: the engine's default, at least `concurrency`."""
     context: int | None = Field(None, ge=2)
-    """With `engine`: maximum tokens of a prompt and its answer; null: what the lengths need, and at least 1,024 tokens
-    for each of your own prompts."""
+    """With `engine`: maximum tokens of a prompt and its answer; null: enough for the requested lengths, and
+    at least 1,024 tokens for a prompt from a file."""
     threads: int | None = Field(None, ge=1)
     """With `engine`: CPU threads; null: all available."""
     timeout_s: float = Field(600.0, gt=0)
@@ -399,19 +401,19 @@ class ServingSpec(RunSpec):
             else:  # without the setting, it is as large as the model allows
                 hint = "lower them" if self.context is None else "lower them, or raise context"
             raise ConfigError(
-                f"{own} and answers of {new_tokens} tokens (--new-tokens) do not fit into the {context} tokens of "
-                f"context of {self.server or self.model}",
+                f"{own} and answers of {new_tokens} tokens (--new-tokens) do not fit into the context of "
+                f"{self.server or self.model} ({context} tokens)",
                 hint,
             )
 
     def _hint(self, error: str) -> str:
         if "ignore_eos" in error:
-            return "set ignore_eos=false: the server does not know it"
+            return "set ignore_eos=false: the server does not support ignore_eos"
         # A prompt that is too long: each server has its own words.
         if error.startswith(("HTTP 400", "HTTP 413")) and any(word in error for word in ("token", "context")):
             shorter = "shorten the prompts" if self.prompts else "lower --prompt-tokens"
             return f"{shorter}, or start the server with more room (joulelab serve --context N)"
-        return "see the server's log" + ("; ignore_eos=false leaves ignore_eos out" if self.ignores_eos else "")
+        return "see the server's log" + ("; ignore_eos=false omits this parameter" if self.ignores_eos else "")
 
     def requests(self, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Path and body of each request, without end; the same for every run of these settings."""

@@ -1,4 +1,4 @@
-"""What a load says about a server: latency percentiles, throughput, and energy per token and per request.
+"""Results of a load on a server: latency percentiles, throughput, and energy per token and per request.
 
 All energy of the steady window, reading prompts included, is divided by the output tokens that arrived in it; and by
 the input tokens, by their sum and by the finished requests. These are four ways to state one energy: they are not to be

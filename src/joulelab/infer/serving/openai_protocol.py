@@ -1,7 +1,7 @@
 """The part of the OpenAI protocol that `joulelab serve` speaks: requests in, answers, stream chunks and errors out.
 
 Parameters that would change the answer and are not implemented are refused, because a benchmark with ignored
-parameters measures something else than was asked for. Importable without torch.
+parameters measures something other than what was requested. Importable without torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from joulelab.infer.generation.settings import GenerationSettings
 MAX_BODY_BYTES = 4 << 20
 _TEXT_MARK = "\u0000"
 MAX_ANSWERS = 64
-"""Of one request: prompts times `n`."""
+"""Limit per request: prompts times `n`."""
 # The defaults of the protocol; a chat answer without a limit would run to the end of the context.
 _DEFAULT_TOKENS = {"completion": 16, "chat": 256}
 _IGNORED = {"model", "user", "metadata", "store", "stream", "stream_options", "service_tier"}
@@ -131,7 +131,9 @@ def _settings(kind: str, body: Mapping[str, Any]) -> GenerationSettings:
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(one, str) and one for one in stops):
-        raise RequestError(f"stop is {stop!r:.60}, expected a text or up to 4 texts, none of them empty", param="stop")
+        raise RequestError(
+            f"stop is {stop!r:.60}, expected a string or up to 4 strings, none of them empty", param="stop"
+        )
     sampling = {
         "temperature": max(float(temperature), 1e-4),
         "top_p": float(_number(body, "top_p", 1.0, float, 0, 1)) or 1e-6,
@@ -181,7 +183,7 @@ def _prompts(value: Any) -> tuple[str | list[int], ...]:
     if isinstance(value, list) and value and all((isinstance(one, str) and one) or is_ids(one) for one in value):
         return tuple(value)
     raise RequestError(
-        f"prompt is {value!r:.60}, expected a text, token ids or a list of these, none of them empty", param="prompt"
+        f"prompt is {value!r:.60}, expected a string, token ids or a list of these, none of them empty", param="prompt"
     )
 
 
@@ -190,7 +192,7 @@ def _messages(value: Any) -> list[dict[str, str]]:
         raise RequestError(f"messages is {value!r:.60}, expected a list of messages", param="messages")
     found = [_message(one, f"messages[{number}]") for number, one in enumerate(value)]
     if found[-1]["role"] == "assistant":
-        raise RequestError("the last message is the assistant's; end with a message of the user", param="messages")
+        raise RequestError("the last message is from the assistant; end with a user message", param="messages")
     return found
 
 
@@ -200,7 +202,7 @@ def _message(value: Any, where: str) -> dict[str, str]:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
-        raise RequestError(f"{where} is {value!r:.100}, expected role and content, both text", param="messages")
+        raise RequestError(f"{where} is {value!r:.100}, expected role and content, both strings", param="messages")
     return {"role": role, "content": content}
 
 

@@ -93,7 +93,7 @@ def _require_answers(load: LoadWindow, url: str) -> None:
         try:
             Endpoint(url, api_key(), tries=1).require_reachable()
         except UsageError:
-            hint = f"start it again; its log may say why it ended; {kept}"
+            hint = f"restart the server; its log may show why it stopped; {kept}"
             raise JoulelabError(f"the server at {url} stopped answering; {failed}", hint) from None
     low, high = load.window
     if any(low <= at_ns < high for one in load.requests if not one.error for at_ns in one.chunk_ns):

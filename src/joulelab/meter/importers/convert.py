@@ -159,7 +159,10 @@ def read_folder(folder: Path, rule: TimeRule) -> tuple[list[RunLog], list[str]]:
             f"they need no import: `joulelab runs --runs-dir {folder}` lists them if it is their store",
         )
     if len(files) > _MOST_FILES:
-        raise UsageError(f"{folder} contains {len(files)} files", "name the folder of one run, or the files")
+        raise UsageError(
+            f"{folder} contains {len(files)} possible log files; expected at most {_MOST_FILES}",
+            "name the folder of one run, or the files",
+        )
     groups: list[RunLog] = []
     singles: list[tuple[Path, StageLog]] = []
     notes_by_file: dict[Path, tuple[str, ...]] = {}
@@ -183,7 +186,7 @@ def read_folder(folder: Path, rule: TimeRule) -> tuple[list[RunLog], list[str]]:
     groups = list({tuple((stage.name, stage.started_s) for stage in run.stages): run for run in groups}.values())
     in_groups = {(stage.name, stage.started_s) for run in groups for stage in run.stages}
     kept = [one for one in stage_records.final_stages(singles) if (one[1].name, one[1].started_s) not in in_groups]
-    notes = [f"{folder}: {plural(len(own), 'run')} of joulelab in it not imported again"] if own else []
+    notes = [f"{folder}: skipped {plural(len(own), 'joulelab run')}, recorded already"] if own else []
     runs = list(groups)
     for path, stage in kept:
         powers = [log for other, log in others if isinstance(log, PowerLog) and other.parent == path.parent]
@@ -313,7 +316,7 @@ def _text(path: Path) -> str:
 START_S = 1.0
 NVIDIA_GAIN_ERROR_REL = 0.05
 _COMPONENTS = ("gpu", "cpu", "dram")
-# Of NVIDIA's and Intel's counters.
+# Refresh period of NVIDIA's and Intel's counters.
 _REFRESH_S = 0.1
 _BATCH = 1000
 

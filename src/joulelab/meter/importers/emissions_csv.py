@@ -116,7 +116,7 @@ def _run_of(run_id: str, rows: list[Cells]) -> tuple[list[CodeCarbonRun], str]:
         elif found.duration_s is None:
             how = (
                 f"run {run_id[:12]}: {energy_text(found.total_j)} in the {stated_s:g} s of its duration column is "
-                "far above the power that the same row states; the duration is that of a task and is not used"
+                "far above the power stated in the same row; the duration is that of a task and is not used"
             )
             return [found], how
         return [found], how if len(rows) > 1 else ""

@@ -78,7 +78,7 @@ def families(tally: Tally) -> Iterator[Any]:
     for one in devices:
         if one not in gpus:
             others.setdefault(one.device.component, others["cpu"]).append(one)
-    about = "Energy of a CPU or memory domain since recording began; only counted domains may be added."
+    about = "Energy of a CPU or memory domain since recording began; add only domains with counted=true."
     rows = [
         ({"domain": one.device.device.removeprefix("rapl:"), "counted": str(one.device.counted).lower()}, one.energy_j)
         for one in others["cpu"]

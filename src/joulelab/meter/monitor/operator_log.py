@@ -168,7 +168,7 @@ UNITS = {
     "cpu_utilization_percent": "% of the machine; in `process` 100 is one busy thread, children included",
     "late_s": "s after the tick's deadline",
 }
-# They identify the job later.
+# Written to the header, so that the job can be identified later.
 JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_NAME", "CUDA_VISIBLE_DEVICES")
 
 
@@ -237,7 +237,7 @@ class Monitor:
         self._watch = watch
         duration_s = self._settings.duration_s
         signal_name = self._loop.run(lambda timeout_s: wait(timeout_s or 0.0), duration_s)
-        reason = signal_name or f"the requested {duration_s:g} s are over"
+        reason = signal_name or f"the requested {duration_s:g} s have passed"
         closing = {"ticks": self.tally.ticks, "errors": self.tally.errors}
         stamp = clock.now().fields()
         self._log.append({"kind": "end", **stamp, "session": self._session, "reason": reason, **closing})

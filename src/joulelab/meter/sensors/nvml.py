@@ -268,7 +268,7 @@ class Card:
         if self._only_averages():
             reasons.append("its power is an average over about 1 s, so short loads are smeared")
         elif not self.has_counter and not self.has_buffer:
-            reasons.append("its power covers about 25 ms of every 100, and periodic loads in phase with it are misread")
+            reasons.append("its power covers about 25 ms of every 100 ms, so loads in phase with it are misread")
         return reasons
 
     def read(self, with_counter: bool) -> list[Line]:
@@ -605,7 +605,7 @@ def _why_none(selection: Selection, listed: list[Listed]) -> tuple[str, str]:
 def _remark(selection: Selection) -> str:
     if not selection.unknown:
         return selection.remark
-    hidden = f"'{selection.unknown[0]}' in {selection.source} matches no GPU: CUDA hides it and all that follow"
+    hidden = f"'{selection.unknown[0]}' in {selection.source} matches no GPU: CUDA hides it and all listed after it"
     return "; ".join(filter(None, [hidden, selection.remark]))
 
 

@@ -221,7 +221,7 @@ class BusyTime:
 
 
 def cpu_seconds(process: psutil.Process) -> float | None:
-    """Of the process and the children that it waited for; None once it is gone."""
+    """CPU time of the process and of the children that it waited for; None once it has exited."""
     try:
         times = process.cpu_times()
     except psutil.Error:

@@ -466,7 +466,7 @@ def _inference_runs(row: Row, comparison: Comparison) -> list[ComparedRun]:
 
 
 def _makers_of_what_it_used(record: RunRecord) -> set[str]:
-    """Of the artifacts that it used directly: a student's teacher is an ancestor too, but was not run."""
+    """Runs that made the artifacts it used directly: a student's teacher is an ancestor too, but was not run."""
     parents = {parent for ancestor in record.lineage for parent in ancestor.parents}
     return {ancestor.made_by for ancestor in record.lineage if ancestor.key not in parents}
 

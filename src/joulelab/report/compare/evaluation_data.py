@@ -65,7 +65,7 @@ def _values(ours: Any, theirs: Any) -> str:
 
 
 def _settings(record: RunRecord) -> dict[str, Any]:
-    """Of the held-out data, by their names; empty if the record has none."""
+    """Settings of the held-out data by name; empty if the record has none."""
     data = record.spec.get("data")
     if isinstance(data, str) and data:  # of `joulelab evaluate`
         return {"data": data, "limit": record.spec.get("limit")}

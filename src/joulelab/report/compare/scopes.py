@@ -213,7 +213,7 @@ def _energy_texts(one: MethodEnergy, pue: float) -> dict[str, Any]:
 
 
 Line = tuple[str, str]
-"""Name of a part, and who paid for it: `own` or `inherited`."""
+"""Name of a part, and whether its energy is `own` or `inherited`."""
 
 
 def _part_line(part: Part) -> Line:

@@ -346,11 +346,11 @@ def component_grid(bill: EnergyBill) -> Grid:
     note = "Estimates and CodeCarbon's figures are reported separately and never added to measured energy."
     if bill.component("node").energy_j is not None:
         note += " The node's own meter contains all components and all jobs of the node, and is not added either."
-    return make_grid("By component and method", "Component!|Own>|Inherited>|Together>|Method", rows, note)
+    return make_grid("By component and method", "Component!|Own>|Inherited>|Total>|Method", rows, note)
 
 
 def find_bill(store: Path, name: str, students: int = 1) -> EnergyBill:
-    """Of a run, a group, an artifact's directory or a copy of it, `RUN/ARTIFACT`, or an artifact's key."""
+    """The bill of a run, a group, an artifact's directory or a copy of it, `RUN/ARTIFACT`, or an artifact's key."""
     folder = Path(name).absolute()
     if (folder / BILL).is_file():
         return artifact_bill(_read(folder), store, students)

@@ -236,7 +236,8 @@ def language_grid(comparison: Comparison) -> Grid | None:
     )
     beyond = f" beyond that of {baseline.label}'s" if baseline and had_teacher(baseline) else ""
     note = (
-        "Equal loss: the final loss of the worse student; the better one is charged up to where it reached it. "
+        "Equal loss: the final loss of the worse student; the better student is charged only until it reached that "
+        "loss. "
         f"N*: students after which the teacher's energy{beyond} breaks even, from student stages alone."
         + teacher_evaluation_note(rows)
     )
@@ -257,10 +258,10 @@ def equal_energy_grid(comparison: Comparison) -> Grid | None:
     cells = [(label, *(_equal_energy_cells(one) if one else unknown)) for label, one in found.items()]
     titles = f"Method|Energy of\nboth students>|Held-out\nloss, nats>|{baseline.label},\nnats>|Difference [95 %]!"
     note = (
-        "Energy: all that the cheaper of the two students used, with its SFT phase, its completions and their scores; "
-        "the teacher's work that students share is not included. The loss of the other one is interpolated between its "
-        "evaluations. It would be lower in a training of this length, because the learning rate decays until the end: "
-        "`run --budget ENERGY` trains every method for the same energy."
+        "Energy: everything that the cheaper of the two students used, including its SFT phase, its completions and "
+        "their scores, but not the teacher's work that students share. The other student's loss is interpolated "
+        "between its evaluations. A training of exactly this length would end with a lower loss, because its learning "
+        "rate would have decayed to the end: `run --budget ENERGY` trains every method for the same energy."
     )
     if doubt := estimate_note(row.with_teacher for row in comparison.rows):
         note += f" {doubt}"
@@ -396,7 +397,7 @@ def _co2e_and_grade_lines(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def co2e_cell(row: Row) -> Cell:
-    """Of the energy with the teacher: mean of the runs' low ends to mean of their high ends; each needs a grid."""
+    """CO2e of the energy with the teacher: mean of the runs' low ends to mean of their high ends; each needs a grid."""
     totals = [(run.joules.with_teacher, run.record.totals) for run in row.runs]
     found = [co2e for figure, own in totals if own and (co2e := co2e_of(figure, own.grid, own.pue))]
     if len(found) < len(row.runs):

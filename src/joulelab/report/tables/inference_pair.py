@@ -219,7 +219,7 @@ def pair_grid(student: RunRecord, teacher: RunRecord, found: Sequence[Pair]) -> 
     if doubt := estimate_note(energy.gross() for energy in energies):
         note += f" {doubt}"
     of = found[0].item if found[0].over > 1 else "call"
-    titles = f"How!|Who!|Median ms\nper {of}>|Mean W>|Energy\nper {found[0].item}>|Spent once>|Breaks even"
+    titles = f"Configuration!|Model!|Median ms\nper {of}>|Mean W>|Energy\nper {found[0].item}>|Spent once>|Breaks even"
     return make_grid("Student and teacher at inference", titles, rows, note)
 
 
@@ -300,7 +300,10 @@ def _serving_grid(caption: str, who: str, named: Named, notes: Sequence[str] = (
     found += energy_notes([row for _, row in shown])
     if len(named) > len(shown):
         found.append(f"{len(named) - len(shown)} more rows: `joulelab show RUN`.")
-    titles = f"{who}!|Energy per item\ngross>|Latency\nms>|How!|Energy per\nitem, net>|Items\nper s>|Mean\nW>|Memory>"
+    titles = (
+        f"{who}!|Energy per item\ngross>|Latency\nms>|Configuration!|Energy per\nitem, net>|Items\nper s>|Mean\nW>|"
+        "Memory>"
+    )
     return make_grid(caption, titles, [_compared_cells(name, row) for name, row in shown], " ".join(found))
 
 
@@ -316,7 +319,7 @@ def _compared_cells(name: str, row: InferenceRow) -> tuple[str, ...]:
 
 
 def models_grids(records: Sequence[RunRecord], sort: str = "") -> list[Grid]:
-    """Of `joulelab infer A B C`: rows of all models in the order of the records, or sorted; then those that failed."""
+    """For `joulelab infer A B C`: rows of all models in the order of the records, or sorted; then failed ones."""
     grids = []
     named = _sorted([(record.label, row) for record in records for row in inference_rows(record)], sort)
     reasons = list(dict.fromkeys(row.values["why_no_energy"] for _, row in named if row.energy is None))
@@ -385,7 +388,7 @@ def _responses_grid(named: Sequence[tuple[str, GenerationRow]]) -> Grid:
         for name, row in named
     ]
     titles = (
-        "Model!|Energy per\noutput token>|First token\nms>|Next tokens\nms each>|How!|Energy per\nresponse>|"
+        "Model!|Energy per\noutput token>|First token\nms>|Next tokens\nms each>|Configuration!|Energy per\nresponse>|"
         "Response\ns>|Output\ntokens/s>|Memory>"
     )
     rows = [(f"{name}, {part}", found) for name, row in named for part, found in row.named_parts]

@@ -343,9 +343,9 @@ def ratio_grid(ratios: Sequence[RowRatio]) -> Grid:
         for one in ratios
     ]
     note = (
-        "Rows with the same input ran in turns. Each round gives one ratio, of its two medians or of its energies per "
-        "item; shown is their geometric mean with Student's 95 % interval. It differs from the ratio of the medians "
-        "over all rounds above. Below 1, the row uses less than the one it is compared with."
+        "Rows with the same input ran in turns. Each round gives one ratio of median times and one of energies per "
+        "item; the table shows their geometric means over rounds with Student's 95 % interval. These means differ from "
+        "the ratio of the medians in the table above. Below 1, the row uses less than the row it is compared with."
     )
     ratio = "ratio\nmean of rounds!"
     titles = ("Input!|" if several else "") + f"Row|Against|Time {ratio}|Energy {ratio}|Result"

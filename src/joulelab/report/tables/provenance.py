@@ -40,7 +40,7 @@ def sensor_grid(headers: Sequence[Mapping[str, Any]]) -> Grid:
         for gone in header.get("missing", ()):
             fix = f"; {gone['fix']}" if gone.get("fix") else ""
             rows[gone["component"], "missing", NOTHING, f"{gone['reason']}{fix}"] = None
-    return make_grid("Sensors", "Component|Device|Scale error>|How", list(rows))
+    return make_grid("Sensors", "Component|Device|Scale error>|Details", list(rows))
 
 
 def _device_cells(device: Mapping[str, Any], every: str) -> tuple[str, str, str, str]:

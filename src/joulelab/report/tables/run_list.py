@@ -68,7 +68,7 @@ LIST_TITLES = "Run|Own energy>|Label|Status|Quality>|Teacher>|Per item>|Time>|Gr
 
 
 def list_cells(one: StoredRun) -> tuple[Cell, ...]:
-    """Of one run, under `LIST_TITLES`."""
+    """Cells of one run, under `LIST_TITLES`."""
     run = one.run
     quality = quality_of(cast(RunRecord, run))  # a listed run has the results that it reads
     best = run.totals.best if run.totals else None

@@ -85,7 +85,7 @@ def ranks_grid(record: RunRecord) -> Grid:
     note = f"Stragglers: {who}." if who else "No stragglers."
     if len(shown) < len(found):
         note += f" The slowest {len(shown)} of {len(found)} are shown."
-    titles = "Rank>|Host!|Attempt>|Stage|Steps>|Step>|Own work\nper step>|Straggles!"
+    titles = "Rank>|Host!|Attempt>|Stage|Steps>|Step>|Own work\nper step>|Straggler!"
     return make_grid("By process", titles, rows, note)
 
 
@@ -146,7 +146,7 @@ def summary_grids(record: RunRecord) -> list[Grid]:
     by_weight = sorted(record.stages, key=lambda stage: not stage.is_method_work)
     stages = without_empty_columns(stages_grid(record.model_copy(update={"stages": tuple(by_weight)})))
     methods = {method_text(stage.best) for stage in record.stages}
-    if len(methods) == 1:  # said once; a column of equal words would take the room of the numbers
+    if len(methods) == 1:  # stated once in the caption; a column of equal words would take space from the numbers
         stages = replace(without_column(stages, "Method"), caption=f"Stages (energy: {methods.pop()})")
     return [replace(grid, note="") for grid in (*work, stages) if grid.rows]
 

@@ -148,7 +148,7 @@ def latency_grid(rows: Sequence[ServingRow]) -> Grid:
         *_contention(rows),
         "Load: concurrent requests (each client sends its next request when its answer is complete), or arrivals per "
         "second (Poisson). All figures are of the steady window: the warm-up was left out "
-        f"({_seconds(rows, 'warm_up_s')}), and {_seconds(rows, 'seconds')} were measured while the load went on.",
+        f"({_seconds(rows, 'warm_up_s')}), and {_seconds(rows, 'seconds')} were measured while the load continued.",
         "Per token: time between the first and the last token of an answer over the tokens after the first.",
         *(["*: the load was not steady."] if not all(row.values["steady"] for row in rows) else []),
     ]

@@ -155,7 +155,7 @@ def _mean(values: Iterable[float | None]) -> Interval | None:
 
 
 def _results(records: Sequence[RunRecord], ending: str) -> Interval | None:
-    """Of the student where there are several: it comes last."""
+    """Interval over the runs. If a run has several results with this ending, the last one counts: the student's."""
     found = [[result.value for name, result in record.results.items() if name.endswith(ending)] for record in records]
     return _mean(values[-1] for values in found if values)
 

@@ -148,8 +148,8 @@ def phase_grid(record: RunRecord, stage: str) -> Grid | None:
         if name == "forward" and joules:
             for part, row in parts.items():
                 rows.append((f"  {part}", NOTHING, NOTHING, *_joule_cells(row, whole_j, sensed)))
-    titles = "Phase!|Mean ms\nper step>|Of the\ntime>"
-    titles += "|Energy\nper step>|Of the\nenergy>|Method" if joules else ""
+    titles = "Phase!|Mean ms\nper step>|Share of\ntime>"
+    titles += "|Energy\nper step>|Share of\nenergy>|Method" if joules else ""
     of_stage = "" if record.spec.get("pipeline") == "train" else f" of {stage}"
     caption = f"Phases of a step{of_stage} ({phase_clock(record, stage)} time)"
     return make_grid(caption, titles, rows, _checkpoint_note(record, stage))
@@ -227,7 +227,7 @@ class Utilization:
     gpu_percent: float | None
     """Share of time in which some kernel ran, mean over the GPUs; not the share of a GPU's capacity."""
     cpu_percent: float | None
-    """Of all hardware threads of the host."""
+    """Percentage of all hardware threads of the host."""
 
 
 def utilization(folder: Path, stage: StageRecord) -> Utilization:
@@ -275,7 +275,9 @@ def listing_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
         )
         for row in rows
     ]
-    note = "Sizes with their parameters, the published default first; the input is the default's. ✓ installed, ✗ not."
+    note = (
+        "Sizes with parameters, the published default first. Input: of the default size. ✓ installed, ✗ not installed."
+    )
     return make_grid("The zoo", "Model!|Family|Task|Sizes|Input|Needs", cells, note)
 
 
@@ -334,7 +336,7 @@ def bytes_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
         for row in rows
     ]
     parts = "|".join(f"{name.capitalize()}>" for name in rows[0]["parts"]) if rows else ""
-    note = "Memory of training independent of the batch size; activations are additional and grow with it."
+    note = "Training memory that does not depend on the batch size; activations come in addition and grow with it."
     return make_grid("Bytes", f"Precision!|Optimizer!|{parts}|Sum>", cells, note)
 
 

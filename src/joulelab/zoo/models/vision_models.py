@@ -23,7 +23,7 @@ RESNET50 = ZooEntry(
         ),
     },
     prepare="joulelab.zoo.tasks.image_classification:prepare",
-    dataset="a folder of images, one sub-folder a class",
+    dataset="a folder of images, one subfolder per class",
     options={"channels_last": True},
 )
 
@@ -36,7 +36,7 @@ RESNET152 = ZooEntry(
     family="vision",
     task="image classification",
     item="image",
-    about="ResNet-50's blocks, three times as many of them",
+    about="like ResNet-50, with about three times as many blocks",
     architecture="ResNetForImageClassification",
     sizes={
         "base": Size(
@@ -54,7 +54,7 @@ RESNET152 = ZooEntry(
         ),
     },
     prepare="joulelab.zoo.tasks.image_classification:prepare",
-    dataset="a folder of images, one sub-folder a class",
+    dataset="a folder of images, one subfolder per class",
     options={"channels_last": True},
 )
 
@@ -85,7 +85,7 @@ CONVNEXT_LARGE = ZooEntry(
         ),
     },
     prepare="joulelab.zoo.tasks.image_classification:prepare",
-    dataset="a folder of images, one sub-folder a class",
+    dataset="a folder of images, one subfolder per class",
     options={"channels_last": True},
 )
 
@@ -127,7 +127,7 @@ REGNET_Y_128GF = ZooEntry(
         ),
     },
     prepare="joulelab.zoo.tasks.image_classification:prepare",
-    dataset="a folder of images, one sub-folder a class",
+    dataset="a folder of images, one subfolder per class",
     options={"channels_last": True},
 )
 

@@ -16,7 +16,7 @@ class EncoderShape:
     name: str
     kind: Literal["image", "text"]
     width: int
-    """Of the residual stream."""
+    """Width of the residual stream."""
     layers: int
     heads: int
     norm: Norm
