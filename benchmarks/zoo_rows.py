@@ -219,7 +219,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a GPU")
     device = torch.device("cuda", 0)
-    torch.backends.cudnn.benchmark = True  # shapes are the same at every step
+    # Shapes are the same at every step. `joulelab train` does not let cuDNN search: it took 200 s for regnet in fp32.
+    torch.backends.cudnn.benchmark = not options.auto
     with ProcessPoolExecutor(8, mp_context=multiprocessing.get_context("spawn")) as pool:  # seconds each, on the host
         costs = list(pool.map(cost_of, rows))
     tried: set[tuple[str, str]] = set()

@@ -17,9 +17,9 @@ from joulelab.train.zoo_config import ZooTraining
 from joulelab.zoo.objective import prepare
 
 FP32, BF16, COMPILED = Candidate("fp32", "off"), Candidate("bf16", "off"), Candidate("bf16", "default")
-# an eager step of 100 ms, twice as fast in bf16, and 20 % faster compiled after half a minute
+# an eager step of 90 ms, 1.8 times as fast in bf16, and 20 % faster compiled after half a minute
 TIMES = {
-    FP32: Trial(FP32, 0.5, 0.100, 2.0),
+    FP32: Trial(FP32, 0.5, 0.090, 2.0),
     BF16: Trial(BF16, 0.5, 0.050, 2.01),
     COMPILED: Trial(COMPILED, 30.0, 0.040, 2.01),
 }
@@ -47,14 +47,15 @@ def test_weights_in_bf16_are_trained_in_bf16_everywhere():
 
 
 def test_a_long_training_is_compiled_and_a_shorter_one_is_not():
-    assert chosen(100_000) == (COMPILED, [FP32, BF16, COMPILED])
-    assert chosen(2600) == (BF16, [FP32, BF16, COMPILED])  # 30 s of compilation save 26 s
-    assert chosen(1000) == (BF16, [FP32, BF16])  # compilation could not pay, so it is not tried
+    assert chosen(100_000) == (COMPILED, [BF16, FP32, COMPILED])
+    assert chosen(2600) == (BF16, [BF16, FP32, COMPILED])  # 30 s of compilation save 26 s
+    assert chosen(1500) == (BF16, [BF16, FP32])  # compilation could not pay, so it is not tried
+    assert chosen(1000) == (BF16, [BF16])  # nor is fp32 for 50 s
 
 
 def test_a_training_without_a_number_of_steps_is_long_unless_its_time_is_short():
     assert chosen(None)[0] == COMPILED
-    assert chosen(None, max_time_s=100.0, epochs=None) == (BF16, [FP32, BF16])
+    assert chosen(None, max_time_s=100.0, epochs=None) == (BF16, [BF16, FP32])
     assert chosen(None, max_time_s=30.0, epochs=None) == (BF16, [])
 
 
@@ -69,7 +70,7 @@ def test_settings_that_are_named_stay():
     fast = Timing()
     fast.times[Candidate("fp32", "default")] = Trial(Candidate("fp32", "default"), 30.0, 0.05, 2.0)
     assert chosen(100_000, fast, precision="fp32")[0] == Candidate("fp32", "default")
-    assert chosen(100_000, compile="off") == (BF16, [FP32, BF16])
+    assert chosen(100_000, compile="off") == (BF16, [BF16, FP32])
 
 
 def test_a_candidate_with_another_loss_or_an_error_is_not_chosen():
@@ -78,6 +79,8 @@ def test_a_candidate_with_another_loss_or_an_error_is_not_chosen():
     assert chosen(100_000, Timing(COMPILED=Trial(COMPILED, problem="no compiler")))[0] == BF16
     failed = Timing(FP32=Trial(FP32, problem="out of memory"), BF16=Trial(BF16, problem="out of memory"))
     assert chosen(100_000, failed)[0] == FP32
+    for problem in (Trial(BF16, 0.5, 0.05, math.nan), Trial(BF16, problem="out of memory")):
+        assert chosen(1000, Timing(BF16=problem)) == (FP32, [BF16, FP32]), "also in a short training"
 
 
 def test_deep_models_are_compiled_by_layer():
@@ -148,7 +151,7 @@ def test_steps_follow_from_epochs_steps_or_tokens():
     assert planned_steps(TrainingConfig(epochs=None, max_time_s=9.0), workload) is None
 
 
-@pytest.mark.parametrize(("has_cores", "candidates"), [(True, [FP32, BF16]), (False, [FP32])])
+@pytest.mark.parametrize(("has_cores", "candidates"), [(True, [BF16, FP32]), (False, [FP32])])
 def test_the_choice_is_in_the_settings_of_the_run_and_its_trial_in_a_setup_stage(
     tmp_path, monkeypatch, has_cores, candidates
 ):
@@ -164,13 +167,13 @@ def test_the_choice_is_in_the_settings_of_the_run_and_its_trial_in_a_setup_stage
     monkeypatch.setattr(zoo_pipeline, "choose", lambda config, device, *rest: real(config, "cuda", *rest))
     monkeypatch.setattr(zoo_pipeline, "_is_tried", lambda device, ranks: True)
     monkeypatch.setattr(zoo_pipeline.environment, "has_bf16_cores", lambda device: has_cores)
-    monkeypatch.setattr(zoo_pipeline, "planned_steps", lambda config, workload: 1000)
+    monkeypatch.setattr(zoo_pipeline, "planned_steps", lambda config, workload: 1300)
     paths = create_run(tmp_path, spec(model="bert", size="tiny"))
     assert read_mapping(paths.config)["training"]["precision"] == "auto"
     record = execute(paths, SilentProgress())
     assert record.status == "done", record.error
     assert tried == candidates
-    chosen = candidates[-1].precision
+    chosen = candidates[0].precision
     for settings in (read_mapping(paths.config), record.spec):
         assert (settings["training"]["precision"], settings["training"]["compile"]) == (chosen, "off")
     stage = next(stage for stage in record.stages if stage.name == "model.autotune")
