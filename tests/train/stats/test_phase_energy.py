@@ -177,7 +177,8 @@ def test_copying_the_state_is_part_of_the_limit(machine, monkeypatch):
     monkeypatch.setattr(phase_energy, "Snapshot", SlowSnapshot)
     found, _, _, _ = measured(machine, steps=400, plan=None, isolation_s=40)
     assert found["isolated"]["duration_s"] == pytest.approx(10 + 20, abs=4)  # restoring takes no time here
-    found, _, _, _ = measured(machine, steps=400, plan=None, isolation_s=20)
+    found, text, _, _ = measured(machine, steps=400, plan=None, isolation_s=20)
+    assert "The attempt took 10.0 s" in text
     assert found["isolated"]["phases"] == {} and found["isolated"]["duration_s"] == pytest.approx(10)
     assert "it may take 20.0 s" in found["isolated"]["problem"]
 

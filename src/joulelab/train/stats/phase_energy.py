@@ -136,8 +136,9 @@ class PhaseEnergyReport:
         else:
             yield self.verdict() or "The isolated step could not be checked against undisturbed training."
         if self.isolation_s is not None:
+            what = "Isolation" if self.isolated is not None else "The attempt"
             yield (
-                f"Isolation took {duration_text(self.isolation_s)} and {energy_text(self.isolation_j)}, billed to "
+                f"{what} took {duration_text(self.isolation_s)} and {energy_text(self.isolation_j)}, billed to "
                 f"{self.isolation_stage}; the training state was restored."
             )
         if self.shortened is not None and self.isolated is not None:
