@@ -161,7 +161,7 @@ def test_the_first_loss_of_dpo_is_ln_2_and_the_pairs_are_reported(finished):
     first = next(line for line in lines if line["stage"] == "student.train" and "loss" in line)
     assert first["loss"] == pytest.approx(math.log(2), abs=0.1)  # a mean over the first two steps
     results = record.results
-    parts = ("pairs", "ties", "identical", "unjudged", "too_long")
+    parts = ("pairs", "ties", "identical", "filtered", "unjudged", "too_long")
     assert sum(results[f"preferences.{part}"].value for part in parts) == results["preferences.prompts"].value == 12
     assert (
         results["preferences.j_per_pair"].value
