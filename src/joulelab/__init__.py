@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # so that users' code is checked against the types of what is
     from joulelab.runs.measure.api import measured as measured
     from joulelab.ui.notebook_live import live as live
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # Name -> "module:object", imported on first use. Strings, so that no package depends on another through this module.
 _EXPORTS = {

@@ -94,7 +94,9 @@ def train(
         str | None,
         _flag("MODE", "off, default, blocks, reduce-overhead, max-autotune or auto (default: auto).", "--compile"),
     ] = None,
-    optimizer: Annotated[str | None, _flag("NAME", "adamw, adafactor or sgd (default: adamw).", "--optimizer")] = None,
+    optimizer: Annotated[
+        str | None, _flag("NAME", "adamw, adamw-8bit, adafactor or sgd (default: adamw).", "--optimizer")
+    ] = None,
     accumulate: Annotated[
         str | None, _flag("N", "Micro-batches per optimizer step (default: 1).", "--accumulate")
     ] = None,

@@ -34,9 +34,9 @@ class ZooTraining(PipelineTraining):
     """The training loop, in which a short trial may choose what is efficient on this device."""
 
     precision: Literal[Precision, "auto"] = "auto"
-    """fp32; tf32 matrix products; or autocast to bf16 or fp16 (with loss scaling) over fp32 weights. auto: on a GPU
-    bf16 if a short trial finds it faster than fp32 with the same loss; fp32 elsewhere. With weights=bf16 or matmul=fp8,
-    which need it, auto is bf16."""
+    """fp32; tf32 matrix products; or autocast to bf16 or fp16 (with loss scaling) over fp32 weights. auto: bf16 on a
+    GPU with tensor cores for it, unless a trial of a training of a minute or more finds fp32 faster or the loss
+    different; fp32 elsewhere. With weights=bf16 or matmul=fp8, which need it, auto is bf16."""
     compile: Literal[CompileMode, "auto"] = "auto"  # type: ignore[assignment]
     """Mode of torch.compile; `blocks` compiles one layer of a deep model and reuses it for all, which starts faster.
     auto: on a GPU compiled (`blocks` for many layers) if the same trial expects a shorter training, compilation

@@ -556,7 +556,7 @@ class CausalBudget(Section):
     counts_teacher: bool = False
     """Subtract the teacher's energy (logits, answers, judgments) from the energy budget first."""
     start_share: float = Field(0.5, gt=0, lt=1)
-    """Share of the budget for the SFT student that dpo and self start from."""
+    """Share of the budget for the SFT student that dpo, on-policy and self start from."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -617,8 +617,8 @@ class CausalSpec(LanguageModelSpec):
     training: CausalTraining = CausalTraining()
     """How the student is trained."""
     start: CausalTraining | None = None
-    """How the SFT student that dpo and self start from is trained; null: the same as `training`; none: it is not
-    trained, because `student.model` is one (sets `sft_first=false`)."""
+    """How the SFT student that dpo, on-policy and self start from is trained; null: the same as `training`; none: it is
+    not trained, because `student.model` is one (sets `sft_first=false`)."""
     sft_first: bool = True
     """In dpo, on-policy and self: train an SFT student first. false: start from `student.model` as it is."""
     quality: Quality = Quality()
