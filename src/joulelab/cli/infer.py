@@ -113,7 +113,7 @@ def infer(
     target_ci: Annotated[
         str | None,
         _option(
-            _MODEL, "PERCENT", "Measure until the energy's 95 % interval is at most ± this much, for example 2%.", "--target-ci"
+            _MODEL, "PERCENT", "Measure until the energy's 95 % interval is at most ± this, for example 2%.", "--target-ci"
         ),
     ] = None,
     max_time: Annotated[
