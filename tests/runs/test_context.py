@@ -264,6 +264,51 @@ def test_results_metrics_and_summary_are_there_for_scripts(play):
     assert '"loss":0.5' in play.paths.metrics.read_text()
 
 
+def test_a_full_disk_loses_lines_of_metrics_and_not_the_training(play, monkeypatch):
+    def story(run):
+        def full(*lines, **options):
+            raise OSError(28, "No space left on device")
+
+        run.log(10, loss=0.5)
+        monkeypatch.setattr(run._metrics, "append", full)
+        for step in (20, 30):
+            run.log(step, loss=0.4)
+
+    record = play(story)
+    assert record.status == "done"
+    assert [note.text for note in record.validity.notes if "metrics cannot be written" in note.text] != []
+    assert sum("metrics cannot be written" in note.text for note in record.validity.notes) == 1
+    assert len(play.paths.metrics.read_text().splitlines()) == 1
+
+
+def test_what_a_resumed_attempt_needs_is_removed_once_the_artifact_is_complete(play):
+    """A kill while a model of 26 GB is saved must not cost its training."""
+    removed = []
+
+    def broken(run):
+        def make(folder):
+            run.when_made(lambda: removed.append(1))
+            raise RuntimeError("no space left")
+
+        run.artifact("student", kind="s", inputs={}, parents=[], make=make)
+
+    with pytest.raises(RuntimeError, match="no space left"):
+        play(broken)
+    assert removed == []
+
+    def story(run):
+        def make(folder):
+            run.when_made(lambda: removed.append((folder / "bill.json").exists()))
+            assert removed == []
+
+        run.artifact("student", kind="s", inputs={}, parents=[], make=make)
+        assert removed == [True]
+        run.when_made(lambda: removed.append("at once"))
+
+    play(story)
+    assert removed == [True, "at once"]
+
+
 def test_a_result_in_joules_is_worked_out_with_the_record_and_never_adds_an_estimate_to_a_measurement(play):
     metered = external("weights", "model", "elsewhere")
     five_j = {"gpu": EnergyFigure(energy_j=5.0, method="counter")}

@@ -137,11 +137,12 @@ def test_a_checkpoint_that_one_rank_cannot_write_fails_on_all_ranks_and_is_remov
     assert not folder.exists()
 
 
-def test_a_sharded_checkpoint_that_does_not_fit_is_an_error_of_the_disk(tmp_path, single_rank):
+@pytest.mark.parametrize("loop_state", [{}, {"rng": torch.get_rng_state()}], ids=["weights", "loop state"])
+def test_a_sharded_checkpoint_that_does_not_fit_is_an_error_of_the_disk(tmp_path, single_rank, loop_state):
     model_state = trained_linear(width=64)
     checkpoints = ShardedCheckpoints(tmp_path / "checkpoints", single_rank)
     with file_size_limit(4096), pytest.raises((OSError, RuntimeError)) as failed:
-        checkpoints.save(Position(step=3), model_state, {}, wait=True)
+        checkpoints.save(Position(step=3), model_state, loop_state, wait=True)
     assert "size limit" in storage_failure(failed.value).message
     assert not list((tmp_path / "checkpoints").iterdir())
 

@@ -518,10 +518,14 @@ def test_the_schedules_by_hand():
 def test_the_seed_of_rounding_is_the_first_ranks_and_fp32_draws_none():
     torch.manual_seed(3)
     drawn = int(torch.randint(2**31, ()))
-    for is_first, seed in ((True, drawn), (False, 0)):
+
+    class Alone(Ranks):
+        def sum(self, values):
+            return list(values)
+
+    for rank, seed in ((0, drawn), (1, 0)):
         torch.manual_seed(3)
-        ranks = SimpleNamespace(is_first=is_first, sum=list)
-        trainer = SimpleNamespace(config=SimpleNamespace(weights="bf16"), ranks=ranks)
+        trainer = SimpleNamespace(config=SimpleNamespace(weights="bf16"), ranks=Alone(rank, 2))
         assert SimpleTrainer._rounding_seed(trainer) == seed
     torch.manual_seed(3)
     assert SimpleTrainer._rounding_seed(SimpleNamespace(config=SimpleNamespace(weights="fp32"))) == 0

@@ -64,6 +64,21 @@ def test_activations_are_freed_while_gradients_are_made_unless_gradients_of_othe
     assert (both["activations"], both["gradients"]) == (large["activations"], small["gradients"])
 
 
+def test_a_compiled_layer_a_shared_key_and_a_batch_of_unknown_length_need_less():
+    changes = {"batch_size": 32, "activation_checkpointing": False, **BF16}
+
+    def activations(size=LARGE, **more):
+        return training_bytes(size, settings(**changes, **more))["activations"]
+
+    tokens, each = 32 * 1024, 2
+    per_layer = (activations() - 4 * LARGE.vocabulary * (LARGE.width + 4096)) // (tokens * each * LARGE.layers)
+    assert per_layer == 8 * LARGE.width + 3 * LARGE.inner_width
+    shared = activations(replace(LARGE, key_width=1024))
+    assert activations() - shared == tokens * each * LARGE.layers * 2 * (LARGE.width - 1024)
+    assert activations(compile="blocks") < 0.75 * activations()
+    assert "activations" not in training_bytes(replace(LARGE, sure_tokens=1), settings(**changes))
+
+
 def test_a_frozen_head_has_no_gradient():
     changes = settings(batch_size=32, activation_checkpointing=False)
     frozen = training_bytes(replace(LARGE, head_is_trained=False), changes)["activations"]

@@ -209,6 +209,9 @@ class RunContext:
         self._open: list[Stage] = []
         self._closed: dict[str, Stage] = {}
         self._making: list[BillBuilder] = []
+        self._when_made: list[list[Callable[[], None]]] = []
+        """For each artifact in progress, what is to be done once it is complete."""
+        self._loses_metrics = False
         self._reported: set[str] = set()
         """Keys of artifacts whose reuse was reported: several stages may request the same one."""
         self._device: str | None = None
@@ -274,6 +277,15 @@ class RunContext:
                 self._enter(self._open.pop())
             else:
                 self.meter.enter_stage(None)
+
+    @contextmanager
+    def setup(self, activity: str) -> Iterator[None]:
+        """The time inside is setup of the stage that is open."""
+        begin_ns = clock.now().mono_ns
+        try:
+            yield
+        finally:
+            self.note_setup(activity, begin_ns, clock.now().mono_ns)
 
     def note_setup(self, activity: str, begin_ns: int, end_ns: int) -> None:
         """Exclude setup time (an import, a compilation) from the open stage."""
@@ -390,16 +402,27 @@ class RunContext:
         folder = fresh_folder(self._artifact_folder(name))
         before = self.meter.so_far()
         self._making.append(BillBuilder())
+        self._when_made.append([])
         try:
             make(folder)
         finally:
-            builder = self._making.pop()
+            builder, when_made = self._making.pop(), self._when_made.pop()
         list_contents(folder)
         energy = spent_between(before, self.meter.so_far())
         made = Ancestor(key=key, name=name, kind=kind, made_by=self.paths.run_id, energy=energy)
         bill = builder.bill(made, parents, code_version(), inputs)
         write_bill(folder, bill)
+        for work in when_made:
+            work()
         return Artifact(folder, bill, reused=False)
+
+    def when_made(self, work: Callable[[], None]) -> None:
+        """Do this once the artifact in progress is complete, or now if there is none: remove checkpoints, for example,
+        which a resumed attempt needs if this one is killed before that."""
+        if self._when_made:
+            self._when_made[-1].append(work)
+        else:
+            work()
 
     def unmetered_work(self, stage: str, server: str, reason: str) -> None:
         """Record work of a stage on the artifact in progress that this run's meter cannot measure."""
@@ -429,7 +452,12 @@ class RunContext:
     def log(self, step: int, **values: float | str) -> None:
         """Write a line of metrics; if a step was repeated after a resume, the line of the later attempt counts."""
         line = {"step": step, "attempt": self.attempt, **clock.now().fields(), **values}
-        self._metrics.append(line)
+        try:
+            self._metrics.append(line)
+        except OSError as error:  # a full disk must not end hours of training for the sake of a line
+            if not self._loses_metrics:
+                self.warn(f"metrics cannot be written and are lost: {error}")
+            self._loses_metrics = True
         if self.trackers is not None:
             self.trackers.log(line)
             self.report_tracker_problems()

@@ -284,7 +284,7 @@ class StageRecord(Frozen):
     number: int
     status: Status
     outside_totals: bool = False
-    """False for idle baselines, which are recorded and shown but not included in any total."""
+    """True for idle baselines, which are recorded and shown but not included in any total."""
     segments: tuple[Segment, ...]
     duration_s: float
     energy: EnergyByComponent

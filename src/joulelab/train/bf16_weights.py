@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from joulelab.errors import ConfigError
+from joulelab.train.parallel import local_shard
 
 COMPENSATION = "compensation"
 """Key of the optimizer's state: what rounding has removed from a weight."""
@@ -129,7 +130,7 @@ class Bf16Updates(torch.optim.Optimizer):
             and self._rounding == "stochastic"
             and weight.is_cuda
             and weight.dtype == torch.bfloat16
-            and _local(weight).is_contiguous()
+            and local_shard(weight).is_contiguous()
             and has_triton()
         )
 
@@ -141,14 +142,14 @@ class Bf16Updates(torch.optim.Optimizer):
             state["step"] = state["step"].cpu()
         state["step"] += 1
         assert weight.grad is not None
-        parts = _local(weight.detach()), _local(weight.grad).contiguous()
+        parts = local_shard(weight.detach()), local_shard(weight.grad).contiguous()
         common: dict[str, Any] = {
             "step": int(state["step"]), "seed": seed, "rate": float(group["lr"]), "decay": group["weight_decay"],
         }  # fmt: skip
         if self._is_adamw:
             from joulelab.train.adamw_kernel import update
 
-            mean, square = (_local(state[name]) for name in _MOMENTS)
+            mean, square = (local_shard(state[name]) for name in _MOMENTS)
             update(*parts, mean, square, factor, **common, betas=group["betas"], epsilon=group["eps"])
             return
         from joulelab.train.adafactor_kernel import update_matrix, update_vector
@@ -189,7 +190,7 @@ class Bf16Updates(torch.optim.Optimizer):
         for name, value in state.items():
             if self._is_adamw and name in _MOMENTS and self._moments != value.dtype:
                 kept = torch.empty_like(value, dtype=self._moments)
-                copy_stochastically_(_local(kept), _local(value), generator)
+                copy_stochastically_(local_shard(kept), local_shard(value), generator)
                 value = kept
             self.state[weight][name] = value
 
@@ -209,7 +210,7 @@ class Bf16Updates(torch.optim.Optimizer):
             weight.copy_(copy)
             self.state[weight][COMPENSATION] = copy.sub_(weight).to(weight.dtype)
         else:
-            copy_stochastically_(_local(weight), _local(copy), generator)
+            copy_stochastically_(local_shard(weight), local_shard(copy), generator)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """torch casts an optimizer's state to the dtype of the weights, which would round the moments to bfloat16."""
@@ -243,18 +244,12 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a sharded tensor."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
-
-
 def _buckets(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Consecutive weights on one device, few enough that their float32 copies are small; a larger one is alone."""
     bucket: list[Tensor] = []
     elements = 0
     for weight in weights:
-        count = _local(weight).numel()
+        count = local_shard(weight).numel()
         if bucket and (elements + count > _BUCKET or weight.device != bucket[0].device):
             yield bucket
             bucket, elements = [], 0

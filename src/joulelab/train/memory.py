@@ -40,6 +40,10 @@ class ModelSize:
     vocabulary: int
     chunk: int
     """Tokens whose logits exist at a time."""
+    key_width: int | None = None
+    """Of the keys of all heads together; None: the width of the model."""
+    sure_tokens: int | None = None
+    """Tokens that a micro-batch has at least; None: its rows are full."""
     head_is_trained: bool = True
     """Whether the projection to the vocabulary has a gradient; it adds up in float32."""
     other_models_bytes: int = 0
@@ -54,11 +58,8 @@ def training_bytes(size: ModelSize, config: TrainingConfig, ranks: int = 1) -> d
     kept = 2 if config.weights == "bf16" and config.rounding == "kahan" else 0
     state = _STATE_BYTES[config.optimizer] // (2 if config.moments == "bf16" else 1)
     computed = 4 if config.precision in ("fp32", "tf32") else 2
-    tokens = config.batch_size * size.row_length
-    # Checkpointing keeps the input of each layer. Otherwise a layer keeps at least the inputs of its seven products
-    # and two norms, queries, keys and values, and the two factors of its gated feed-forward part.
-    per_layer = size.width if config.activation_checkpointing else 8 * size.width + 3 * size.inner_width
-    saved = tokens * per_layer * size.layers * computed
+    tokens = config.batch_size * size.row_length if size.sure_tokens is None else size.sure_tokens
+    saved = tokens * _saved_per_layer(size, config) * size.layers * computed
     head = (size.width if size.head_is_trained else 0) + min(size.chunk, tokens)
     activations, gradients = saved + head * size.vocabulary * 4, size.trained * each // ranks
     parts = {
@@ -71,6 +72,18 @@ def training_bytes(size: ModelSize, config: TrainingConfig, ranks: int = 1) -> d
     else:  # most at the end of the forward pass, or at the end of the backward pass
         parts["gradients" if gradients > activations else "activations"] = max(gradients, activations)
     return {name: amount for name, amount in parts.items() if amount}
+
+
+def _saved_per_layer(size: ModelSize, config: TrainingConfig) -> int:
+    """Numbers that a layer keeps of a token for its backward pass, at least."""
+    width, inner, keys = size.width, size.inner_width, size.width if size.key_width is None else size.key_width
+    if config.activation_checkpointing:
+        return width  # its input
+    if config.compile != "off":
+        # The compiler computes norms and activation functions again, from the outputs of the products.
+        return 4 * width + 2 * keys + 2 * inner
+    # The inputs of its seven products and two norms, queries, keys and values, and three numbers per inner unit.
+    return 6 * width + 2 * keys + 3 * inner
 
 
 def require_memory(stage: str, size: ModelSize, config: TrainingConfig, free_bytes: int, ranks: int = 1) -> None:

@@ -54,6 +54,10 @@ class Ranks:
     def barrier(self) -> None:
         self.sum([0.0])
 
+    def of_first(self, values: Iterable[float]) -> list[float]:
+        """The first rank's values, on all ranks."""
+        return self.sum([value if self.is_first else 0.0 for value in values])
+
     def on_first(self, work: Callable[[], T]) -> T | None:
         """Work of the first rank alone, for which the others wait; they get None. A single operation of all ranks would
         time out after minutes, and writing a large model takes longer on a slow file system."""
@@ -69,6 +73,12 @@ class Ranks:
 
 
 SINGLE_RANK = Ranks()
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that FSDP has sharded; any other tensor as it is."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 @contextmanager

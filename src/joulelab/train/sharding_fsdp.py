@@ -147,14 +147,15 @@ class ShardedCheckpoints:
     def save(self, position: Position, model_state: ModelState, loop_state: LoopState, wait: bool) -> None:
         self.finish()
         folder = self.folder / f"step-{position.step:09d}"
-        if self._ranks.sum([float(self._ranks.is_first and _is_complete(folder))])[0]:
+        if self._ranks.of_first([_is_complete(folder)])[0]:
             return  # a stop right after a checkpoint, or after a resume from it
-        if self._ranks.is_first and folder.is_dir():
-            shutil.rmtree(folder)  # of an attempt that was killed while it wrote, maybe on another number of ranks
-        self._ranks.barrier()
+        with self._failing_together(folder):
+            if self._ranks.is_first and folder.is_dir():
+                shutil.rmtree(folder)  # of an attempt that was killed while it wrote, maybe on another number of ranks
         with self._failing_together(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            torch.save({"position": asdict(position), "light": loop_state}, self._rank_file(folder))
+            with self._rank_file(folder).open("wb") as file:  # given a path, torch's writer hides the system's error
+                torch.save({"position": asdict(position), "light": loop_state}, file)
         state = _state_dicts(model_state)
         writing: Any = dcp.async_save(state, checkpoint_id=folder, process_group=self._group)  # type: ignore[attr-defined]
         upload = getattr(writing, "upload_completion", writing)
@@ -176,7 +177,7 @@ class ShardedCheckpoints:
         self._ranks.barrier()  # all ranks have the same list before the first rank sets one aside
         # The first rank reads all files; on a slow network file system, every rank reading all of them takes longer.
         newest = self._ranks.on_first(lambda: self._newest_intact(folders, warn))
-        chosen = int(self._ranks.sum([newest or 0])[0])
+        chosen = int(self._ranks.of_first([newest or 0])[0])
         if chosen < 0:
             raise none_usable(self.folder, folders)
         folder = folders[chosen]
@@ -203,7 +204,7 @@ class ShardedCheckpoints:
                 writing.result()
             if self._ranks.is_first:
                 for old in self._complete_folders()[: -max(KEEP, self._kept_at_end)]:
-                    shutil.rmtree(old)
+                    shutil.rmtree(old, ignore_errors=True)  # an error of this rank alone would desynchronize the ranks
 
     @contextmanager
     def _failing_together(self, folder: Path) -> Iterator[None]:

@@ -299,7 +299,7 @@ class Trainer(ABC, Generic[B]):
             held_out = self.callbacks.evaluate()
             self.trained.train()
         # All ranks use the first rank's figure: rounding must not make one rank stop and another continue.
-        self.early_stopping.update(self.ranks.sum([held_out if self.ranks.is_first else 0.0])[0])
+        self.early_stopping.update(self.ranks.of_first([held_out])[0])
 
     def save(self, wait: bool = False) -> None:
         if self.callbacks.checkpoints is None:
@@ -423,8 +423,7 @@ class SimpleTrainer(Trainer[B]):
         trainings have the random numbers of earlier versions."""
         if self.config.weights == "fp32":
             return 0
-        own = int(torch.randint(2**31, ()))
-        return int(self.ranks.sum([own if self.ranks.is_first else 0])[0])
+        return int(self.ranks.of_first([int(torch.randint(2**31, ()))])[0])
 
     def _compile_objective(self) -> Callable[[B], ObjectiveOutput]:
         """The objective applied to the model, compiled as configured: model and loss as one graph if the objective

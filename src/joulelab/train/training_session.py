@@ -114,11 +114,12 @@ class _Session:
         tracker_report = trainer.stats.log_stats()  # outside the stage: it may wait for the recorder
         run.result(f"{job.stage}.final_loss", Result(value=loss))
         run.result(f"{job.stage}.steps", Result(value=float(trainer.position.step)))
-        self.checkpoints.clear()
+        run.when_made(self.checkpoints.clear)  # a kill while the model is saved must not cost the whole training
         if tracker_report:
             run.progress.write(tracker_report)
-        limit_j = job.config.max_energy_j
-        used_j = None if limit_j is None else limit_j + trainer.budget.overshoot_j
+        limit_j, used_j = job.config.max_energy_j, None
+        if limit_j is not None:  # of all ranks the reading of the first, by which the training ended
+            used_j = job.ranks.of_first([limit_j + trainer.budget.overshoot_j])[0]
         return TrainingOutcome(loss, trainer.position, tracker_report, used_j)
 
     def _budget_paused(self) -> AbstractContextManager[object]:

@@ -17,8 +17,9 @@ from stats_training import (
 )
 
 from joulelab.clock import NS
-from joulelab.errors import EndedBySignal
+from joulelab.errors import EndedBySignal, JoulelabError
 from joulelab.meter.figures import EnergyFigure, ErrorComponent
+from joulelab.train.parallel import Ranks
 from joulelab.train.stats import phase_energy, phase_times
 from joulelab.train.stats.hooks import NoOpStats, StatsList
 from joulelab.train.stats.isolated import (
@@ -395,6 +396,24 @@ def test_a_loop_that_fails_is_reported_and_training_continues(machine, monkeypat
     text = trained(watched, meter=machine.meter())
     assert "Not isolated: OutOfMemoryError: no room" in text
     assert_same_numbers(all_numbers(watched), all_numbers(plain))
+
+
+def test_a_loop_that_fails_on_one_of_several_ranks_ends_the_run(machine, monkeypatch):
+    """Its next step would otherwise pair with the collective operations that the other ranks are in."""
+
+    def fail(self):
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Isolation, "run", fail)
+    watched = make_trainer(EnergyStats(plan=QUICK, now_ns=machine.now_ns), kind=MachineTrainer)
+
+    class TwoRanks(Ranks):
+        def sum(self, values):
+            return list(values)
+
+    watched.ranks = TwoRanks(1, 2)
+    with pytest.raises(JoulelabError, match="failed on rank 1: OutOfMemoryError: no room"):
+        trained(watched, meter=machine.meter())
 
 
 def test_a_run_asked_to_stop_leaves_the_loops_and_then_saves_as_ever(machine):

@@ -174,11 +174,6 @@ class CommonVocabulary:
     def size(self) -> int:
         return len(self.student_ids)
 
-    @property
-    def teacher_share(self) -> float:
-        """Fraction of the teacher's tokens that the student's vocabulary has too."""
-        return self.size / max(1, self.size + len(self.teacher_rest))
-
     @classmethod
     def of(cls, student: TokenBytes, teacher: TokenBytes, ends: Sequence[tuple[int, int]] = ()) -> CommonVocabulary:
         """`ends`: ids that end a turn or a text in both, whatever they are called."""

@@ -48,6 +48,7 @@ from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
 from joulelab.meter.figures import EnergyFigure, ErrorComponent, add_errors, combined_half_width_j
 from joulelab.stats import mean_t
+from joulelab.train.parallel import local_shard
 from joulelab.train.stats.step_energy import PerStep, Reader
 
 if TYPE_CHECKING:
@@ -356,19 +357,13 @@ def _tensors(trainer: Trainer[Any]) -> Iterator[Tensor]:
     yield from trainer.trained.buffers()
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a sharded tensor."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
-
-
 def _save_tensor(tensor: Tensor) -> Undo:
     # `copy=True`: on a CPU `.to("cpu")` returns the tensor itself, and the step would change the
     # copy too.
-    copy = _local(tensor.detach()).to("cpu", copy=True)
+    copy = local_shard(tensor.detach()).to("cpu", copy=True)
 
     def undo() -> None:
-        _local(tensor.detach()).copy_(copy)
+        local_shard(tensor.detach()).copy_(copy)
 
     return undo
 

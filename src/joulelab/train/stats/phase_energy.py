@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from joulelab.clock import NS
-from joulelab.errors import EndedBySignal
+from joulelab.errors import EndedBySignal, JoulelabError
 from joulelab.meter.figures import COVERED, EnergyFigure, amount_text, coverage_text, gain_text, method_text
 from joulelab.meter.trace import read_lines
 from joulelab.train.stats.hooks import TrackerContext, TrainerStats, device_synchronizer
@@ -311,9 +311,18 @@ class EnergyStats(UndisturbedStats):
                     self._run_isolation()
             except EndedBySignal:  # raised on entering the stage, before any work
                 self._not_isolated = STOP_REQUESTED
+            except Exception as error:
+                ranks = context.trainer.ranks
+                if ranks.world == 1:
+                    raise
+                # The others are in collective operations of the isolation: this rank's next step would pair with them.
+                raise JoulelabError(
+                    f"isolating the phases failed on rank {ranks.rank}: {type(error).__name__}: {error}",
+                    "leave the tracker energy out of training.stats, or lower the batch size, and resume",
+                ) from error
 
     def _run_isolation(self) -> None:
-        """A failing measurement must not end hours of training; a failing restore must."""
+        """A failing measurement must not end hours of training on one rank; a failing restore must."""
         context = self._context
         # Isolation runs after the warm-up: kernels are loaded and compiled, clocks and temperature
         # are those of training, and the state to restore is that of a step boundary.
@@ -333,6 +342,8 @@ class EnergyStats(UndisturbedStats):
         except EndedBySignal:  # the loop checks right after this and saves before it stops
             self._not_isolated = STOP_REQUESTED
         except Exception as error:
+            if context.trainer.ranks.world > 1:
+                raise
             self._not_isolated = f"{type(error).__name__}: {error}"
             context.write(f"energy: the phases could not be isolated ({self._not_isolated})")
         before.restore()
