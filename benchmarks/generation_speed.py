@@ -28,6 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -58,6 +59,13 @@ LONG_RUN = 1000
 """Rounds of the work that is imitated: what pays in a long run is compiled, as vLLM does in any run."""
 _VLLM_GRACE_S = 40.0
 Window = tuple[int, int]
+
+
+@contextmanager
+def noted_in(windows: list[Window]) -> Iterator[None]:
+    begin_ns = time.monotonic_ns()
+    yield
+    windows.append((begin_ns, time.monotonic_ns()))
 
 
 @dataclass(frozen=True)
@@ -243,7 +251,7 @@ class Bench:
         generator = TransformersGenerator(
             self.model, self.tokenizer, self._settings(case), identity="",
             cache="growing" if engine == "growing" else "fixed", compile_step=engine == "builtin", passes=LONG_RUN,
-            note_setup=lambda activity, begin_ns, end_ns: setup.append((begin_ns, end_ns)),
+            setup=lambda activity: noted_in(setup),
         )  # fmt: skip
 
         def generate(texts: list[str]) -> int:

@@ -22,6 +22,7 @@ from joulelab.runs.execute import execute
 from joulelab.runs.spec import check, load_spec, merge, parse_overrides
 from joulelab.runs.store import load_record
 from joulelab.train import budget as joule_budget
+from joulelab.train.parallel import Ranks
 
 BEAMS = [f"generation.answer.{one}" for one in ("num_beams=2", "do_sample=false", "temperature=1", "top_p=1")]
 ENERGY = {"budget": {"tokens": None, "energy_j": 3.0}, "training": {"budget_counts_estimates": True}}
@@ -375,6 +376,39 @@ def test_unmeasured_energy_is_missing_and_not_0():
     spec.budget.counts_teacher = True
     with pytest.raises(ConfigError, match=r"energy of the teacher .* was not measured"):
         students._energy_left_j(spec, None, 1.0)
+
+
+def test_all_ranks_have_the_first_ranks_budget(tmp_path, monkeypatch):
+    """Another number of joules would be another key, and a later attempt would train the finished student again."""
+
+    class Second(Ranks):
+        def sum(self, values):
+            assert values == [0.0, 0.0]
+            return [-1.0, 40.5]
+
+    left = students.RemainingBudget(tokens=None, energy_j=40.5)
+    monkeypatch.setattr(students, "_remaining_budget", lambda *arguments: left)
+    for ranks in (Ranks(), Second(1, 2)):
+        context = SimpleNamespace(runner=SimpleNamespace(ranks=ranks))
+        assert students.training_budget(context, [], None) == left
+        monkeypatch.setattr(students, "_remaining_budget", None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_judged"),
+    [
+        ({"pipeline": "synthetic", "generation": {"min_score": 1.0}}, True),
+        ({"pipeline": "synthetic"}, False),
+        ({"pipeline": "on-policy", "generation": {"min_score": 1.0, "prompt_tokens": 18}, "mixed": True}, True),
+        ({"pipeline": "on-policy", "generation": {"prompt_tokens": 18}, "mixed": True}, False),
+    ],
+)
+def test_the_judge_of_filtered_answers_can_be_chosen(lab, changes, is_judged):
+    pipeline, mixed = changes["pipeline"], {"student_share": 0.5, "other_data": "teacher"}
+    policy = {"on_policy": mixed} if changes.get("mixed") else {}
+    spec = check(lab.settings(pipeline, generation=changes.get("generation", {}), **policy))
+    assert spec.teacher_judges == is_judged
+    assert ("preferences" in spec.unused_settings) != is_judged
 
 
 def test_a_student_model_used_as_teacher_counts_as_the_teacher_in_the_budget():

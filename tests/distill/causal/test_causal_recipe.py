@@ -8,9 +8,12 @@ import torch
 import transformers
 
 from joulelab.data.chat.encoding import DocumentStore
+from joulelab.distill.causal import students
+from joulelab.errors import JoulelabError
 from joulelab.report.compare.quality import quality_of
 from joulelab.runs.artifacts import read_bill
 from joulelab.runs.execute import execute
+from joulelab.runs.paths import read_metrics
 from joulelab.runs.verification import verify_runs
 
 STAGES = {
@@ -212,3 +215,33 @@ def test_a_share_of_the_documents_is_held_out_and_all_others_are_trained_on(lab,
     held_out, trained = (len(DocumentStore(paths.artifacts / "data" / name)) for name in ("test", "train"))
     assert held_out + trained == 140  # without test_size, a tenth is for validation and not used here
     assert abs(held_out - 140 * share) < 4 * (140 * share * (1 - share)) ** 0.5
+
+
+@pytest.mark.parametrize("pipeline", ["sft", "on-policy"])
+def test_a_failure_while_the_student_is_saved_does_not_cost_its_training(lab, tmp_path, monkeypatch, pipeline):
+    training = {"checkpoint_every_steps": 2}
+    changes = (
+        {"generation": {"prompt_tokens": 18}, "training": training}
+        if pipeline == "on-policy"
+        else {"training": training}
+    )
+    paths, save = lab.paths(tmp_path, pipeline, **changes), students.save_student
+
+    def full(model, tokenizer, folder, state_file=False):
+        if folder.name == "final_model":
+            raise OSError(28, "No space left on device")
+        save(model, tokenizer, folder, state_file)
+
+    monkeypatch.setattr(students, "save_student", full)
+    with pytest.raises(JoulelabError, match="no space left"):
+        execute(paths, lab.listening)
+    assert any(paths.checkpoints.glob("student.train/step-*.pt"))
+    assert (pipeline == "on-policy") == any(paths.checkpoints.glob("student.generate/round-*.jsonl"))
+    monkeypatch.setattr(students, "save_student", save)
+    record = execute(paths, lab.listening)
+    steps = record.results["student.train.steps"].value
+    repeated = [
+        line for line in read_metrics(paths.metrics) if line["attempt"] == 2 and line["stage"] == "student.train"
+    ]
+    assert record.status == "done" and steps - 2 <= repeated[0]["step"] <= steps
+    assert not any(paths.checkpoints.glob("*"))

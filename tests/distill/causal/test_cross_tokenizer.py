@@ -4,11 +4,12 @@ import json
 import re
 
 import pytest
-from tiny_llama import WORDS, conversation, make_model, make_tokenizer
+from tiny_llama import TEMPLATE, WORDS, conversation, make_model, make_tokenizer
 from tiny_tokenizer import byte_level_tokenizer
 
 from joulelab.distill.causal.cross_tokenizer import TokenizerPair, check_tokenizers
-from joulelab.distill.causal.models import check_codec
+from joulelab.distill.causal.models import check_codec, check_models
+from joulelab.distill.logit_cache.cache_store import LogitCache
 from joulelab.errors import ConfigError
 from joulelab.runs.context import Stage
 from joulelab.runs.execute import execute
@@ -163,6 +164,62 @@ def test_special_tokens_need_no_embeddings(lab, tokenizer, tmp_path):
     made.save_pretrained(tmp_path / "student")
     student = {"student": {"size": None, "model": str(tmp_path / "student")}}
     check_tokenizers(check(lab.settings("sft", **student)))
+
+
+@pytest.mark.parametrize("use", ["padding", "chat template"])
+def test_special_tokens_that_rows_have_need_embeddings(lab, tmp_path, use):
+    made = make_tokenizer()
+    make_model(made).save_pretrained(tmp_path / "student")
+    if use == "padding":
+        made.add_special_tokens({"pad_token": "<new>"})
+    else:
+        made.add_special_tokens({"additional_special_tokens": ["<new>"]})
+        made.chat_template = made.chat_template.replace("<|im_start|>", "<new>")
+    made.save_pretrained(tmp_path / "student")
+    spec = check(lab.settings("sft", student={"size": None, "model": str(tmp_path / "student")}))
+    with pytest.raises(ConfigError, match=r"has ids up to 32 \(<new>\)"):
+        check_tokenizers(spec)
+
+
+@pytest.mark.parametrize("pipeline", ["kd", "on-policy"])
+def test_a_token_that_only_the_teacher_has_a_row_for_is_not_compared(lab, tmp_path, pipeline):
+    """Gemma 3: the 4B model has a row for the image token, the 1B model of the same tokenizer has none."""
+    made = make_tokenizer()
+    make_model(made).save_pretrained(tmp_path / "student")
+    made.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    make_model(made, seed=1).save_pretrained(tmp_path / "teacher")
+    for name in ("student", "teacher"):
+        made.save_pretrained(tmp_path / name)
+    changes = {"quality": {"against_teacher": False}, "generation": {"prompt_tokens": 18}, "budget": {"tokens": 600}}
+    changes |= {name: {"model": str(tmp_path / name)} for name in ("student", "teacher")}
+    changes["student"]["size"] = None
+    record, paths = lab.run(tmp_path / "runs", pipeline, **changes)
+    assert record.status == "done", record.error
+    if pipeline == "kd":
+        assert LogitCache.open(paths.artifacts / "logits").manifest.vocabulary == len(made) - 1
+
+
+@pytest.mark.parametrize("who", ["student", "teacher"])
+def test_texts_beyond_the_positions_of_a_model_are_refused(lab, who):
+    changes = {"student": {"size": None, "model": str(lab.teacher)}} if who == "student" else {}
+    spec = check(lab.settings("kd", data={"max_tokens": 300, "row_length": 300}, **changes))
+    text = rf"{who}.model=.* has 256 positions, but texts have up to 300 tokens \(data.max_tokens\)"
+    with pytest.raises(ConfigError, match=text):
+        (check_models if who == "student" else check_tokenizers)(spec)
+
+
+def test_a_completion_whose_prompt_the_teachers_template_refuses_is_written_as_chatml(lab, tokenizer):
+    teacher = make_tokenizer()
+    teacher.chat_template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    teacher.chat_template += TEMPLATE
+    pair = TokenizerPair.of(load_tokenizer(str(tokenizer)), teacher, "gold", teacher_positions=16)
+    ids = pair.student(WORDS[3], add_special_tokens=False).input_ids
+    prompt = [{"role": "system", "content": WORDS[1]}, {"role": "user", "content": WORDS[2]}]
+    document = pair.completion(prompt, ids)
+    assert "system" in teacher.convert_ids_to_tokens(document.ids)
+    assert teacher.convert_ids_to_tokens(document.ids[document.trained]) == [WORDS[3]]
+    longer = pair.student(" ".join(WORDS[:20]), add_special_tokens=False).input_ids
+    assert len(pair.completion(prompt[1:], longer).ids) == 16
 
 
 def test_a_cache_of_more_tokens_than_the_teacher_has_is_refused(lab):

@@ -52,6 +52,17 @@ def test_a_live_teacher_and_the_copy_that_generates_are_counted(lab, large, monk
     assert "the teacher on another device, without its 27.4 GB: teacher.server" in refused.value.hint
 
 
+def test_pairs_are_not_counted_as_full_rows(lab, large, monkeypatch):
+    """8 x 1,024 tokens of pairs that have 32 at most: the run was refused on a device where it fits."""
+    monkeypatch.setattr(environment, "free_memory_bytes", lambda: 80 * 10**9)
+    changes = {"optimizer": "adafactor", **BF16, "activation_checkpointing": False, "batch_size": 64}
+    spec = {name: spec_of(lab, large, name, **changes) for name in ("sft", "dpo")}
+    rows = {"data": spec["sft"].data.model_copy(update={"row_length": 4096})}
+    with pytest.raises(ConfigError, match="activations"):
+        check_memory(spec["sft"].model_copy(update=rows))
+    check_memory(spec["dpo"].model_copy(update={**rows, "sft_first": False}))
+
+
 def test_the_shipped_sizes_have_one_recipe():
     """A comparison of sizes must not compare adapters with full training, or other settings, at the same time."""
     for method in ("sft", "kd", "synthetic", "dpo", "self", "on-policy"):

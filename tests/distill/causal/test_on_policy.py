@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 import warnings
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,6 +28,7 @@ from joulelab.runs.context import Stage
 from joulelab.runs.execute import execute
 from joulelab.runs.record import RunRecord
 from joulelab.runs.spec import check, load_spec, parse_overrides
+from joulelab.train.budget import Budget
 
 LOSSES = [("forward", 0.0), ("reverse", 1.0), ("jsd", 0.1), ("jsd", 0.5), ("jsd", 0.9)]
 SHORT = {"prompt_tokens": 18}
@@ -295,8 +296,6 @@ def test_the_energy_budget_counts_generation_and_not_the_teacher(lab, finished, 
     paused = []
     generate, score = on_policy.Rollouts._generate, on_policy.Rollouts._score
     budgets = []
-    from joulelab.train.budget import Budget
-
     start = Budget.start
     monkeypatch.setattr(Budget, "start", lambda budget: (budgets.append(budget), start(budget))[1])
 
@@ -316,6 +315,42 @@ def test_the_energy_budget_counts_generation_and_not_the_teacher(lab, finished, 
     paused.clear()
     lab.run(store, "on-policy", budget={**budget, "counts_teacher": True}, **short)
     assert set(paused) == {("generate", False), ("score", False)}
+
+
+@pytest.mark.parametrize(("resumed_at", "is_paused"), [(4, False), (5, True)])
+def test_scores_that_a_resumed_attempt_computes_again_use_no_budget(resumed_at, is_paused):
+    """An interrupted training would otherwise have fewer steps than one that was not."""
+    events = []
+
+    @contextmanager
+    def paused():
+        events.append("paused")
+        yield
+
+    spec = SimpleNamespace(budget=SimpleNamespace(counts_teacher=True))
+    rollouts = SimpleNamespace(
+        _policy=SimpleNamespace(sync_every=4), _round=1, _context=SimpleNamespace(spec=spec), _teacher=None,
+        _ranks=SimpleNamespace(is_first=False), _steps_left=lambda position, steps: steps, _report=list,
+        _batches_of_round=lambda *round_: {}, _score=lambda batches, log_mu, repeats: events.append("scored"),
+    )  # fmt: skip
+    on_policy.Rollouts.prepare(rollouts, SimpleNamespace(step=resumed_at), paused)
+    assert events == ["paused"] * is_paused + ["scored"]
+
+
+def test_setup_of_the_generation_uses_no_budget(lab, finished, monkeypatch):
+    """Checking the model for fixed slots is setup on a CPU too; compiling and capturing come through the same door."""
+    budgets, seen = [], []
+    start = Budget.start
+    monkeypatch.setattr(Budget, "start", lambda budget: (budgets.append(budget), start(budget))[1])
+
+    def check(model):
+        seen.append(budgets[-1]._before_pause is not None)
+        return static_decoder.check_model(model)
+
+    monkeypatch.setattr(engine, "check_model", check)
+    settings = {"generation": {**SHORT, "cache": "fixed"}, "training": {"max_steps": 2}, "label": "fixed slots"}
+    lab.run(finished["on-policy"][1].folder.parent, "on-policy", **settings)
+    assert seen == [True]
 
 
 def test_prompts_of_a_pass_are_answered_once_and_differently_in_the_next(lab, finished, tmp_path, monkeypatch):
@@ -458,7 +493,7 @@ class Probabilities:
         self._generated = set(range(9))
         self._copy = SimpleNamespace(log_probabilities=lambda batch, *rest: torch.tensor([value]), synchronize=int)
         run = SimpleNamespace(warn=self.warnings.append)
-        self._context = SimpleNamespace(vocabulary=9, device="cpu", spec=SimpleNamespace(chunk=4), run=run)
+        self._context = SimpleNamespace(compared_words=9, device="cpu", spec=SimpleNamespace(chunk=4), run=run)
 
     def _open(self, *kind):
         return nullcontext()

@@ -127,10 +127,13 @@ def test_a_pipeline_on_two_ranks_trains_the_student_of_one_process_and_counts_it
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     record = RunRecord.model_validate_json(done.stdout)
-    for name in ["student.train"] if pipeline == "kd" else ["student.sft", "student.train"]:
-        assert record.stage(name).tokens == alone.stage(name).tokens > 0, name
-    assert record.results["student.train.steps"].value == alone.results["student.train.steps"].value
-    # bf16 weights are rounded with other random bits in every shard
+    # bf16 weights are rounded with other random bits in every shard, so an on-policy student writes other completions
+    token_tolerance, step_tolerance = (0.05, 1) if pipeline == "on-policy" else (0, 0)
+    if pipeline != "kd":
+        assert record.stage("student.sft").tokens == alone.stage("student.sft").tokens > 0
+    tokens, steps = alone.stage("student.train").tokens, alone.results["student.train.steps"].value
+    assert record.stage("student.train").tokens == pytest.approx(tokens, rel=token_tolerance) and tokens > 0
+    assert record.results["student.train.steps"].value == pytest.approx(steps, abs=step_tolerance)
     assert record.results["student.clm_loss"].value == pytest.approx(alone.results["student.clm_loss"].value, rel=0.05)
     # one recorder per host, whatever the number of ranks: the stages of one trace
     folder = next(path for path in (tmp_path / "two").iterdir() if (path / "run.json").exists())

@@ -674,19 +674,27 @@ class CausalSpec(LanguageModelSpec):
             if self.pipeline not in pipelines and not is_used
         }
         if self.pipeline != "synthetic" and not self.mixes_teacher_answers:
-            filters = ("min_tokens", "max_tokens", "keep_truncated", "keep_duplicates", "min_score", "held_out")
+            filters = ("min_tokens", "max_tokens", "keep_truncated", "keep_duplicates", "min_score")
             by = "synthetic, and on-policy with on_policy.student_share below 1 and other_data=teacher"
             unused |= {f"generation.{name}": by for name in filters}
+        if self.pipeline != "synthetic":
+            unused["generation.held_out"] = "synthetic"
         if self.on_policy.student_share == 1:
             unused["on_policy.other_data"] = "on-policy with on_policy.student_share below 1"
-        if self.pipeline not in STARTS_FROM_SFT:
-            unused["budget.start_share"] = ", ".join(STARTS_FROM_SFT)
+        if self.pipeline not in STARTS_FROM_SFT or not self.sft_first:
+            unused["budget.start_share"] = f"{', '.join(STARTS_FROM_SFT)}, unless sft_first=false"
+        is_live = self.pipeline == "kd" and self.distill.teacher == "live" and self.until != "logits"
         if self.distill.teacher == "live" and self.until != "logits":
             unused["distill.codec"] = "distill.teacher=cached"
+        if is_live or (self.pipeline == "on-policy" and not self.teacher_judges):
+            # a live teacher reads the batches of the training
+            unused["teacher.batch_size"] = "runs that cache logits or judge answers"
         if not self.has_teacher and not self.evaluates_teacher:
             unused["teacher.precision"] = "runs with a teacher"
             if self.pipeline != "self":  # its cache is made in such batches
                 unused["teacher.batch_size"] = "runs with a teacher"
+        if self.pipeline == "on-policy":
+            unused["training.prefetch"] = "other pipelines: in on-policy, batches are written between steps"
         return unused
 
     def for_this_machine(self) -> Self:
@@ -743,7 +751,8 @@ class CausalSpec(LanguageModelSpec):
     def teacher_judges(self) -> bool:
         if self.own_pairs:
             return False
-        return self.pipeline == "dpo" or (self.pipeline == "synthetic" and self.generation.min_score is not None)
+        filters = self.pipeline == "synthetic" or self.mixes_teacher_answers
+        return self.pipeline == "dpo" or (filters and self.generation.min_score is not None)
 
     @property
     def teacher_generates(self) -> bool:

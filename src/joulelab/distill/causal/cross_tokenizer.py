@@ -30,21 +30,23 @@ from joulelab.data.chat.encoding import (
     encode_rows,
     encoding_identity,
     pad_id_of,
+    require_end_id,
     tokenizer_sha256,
     vocab_size_of,
     write_documents,
 )
+from joulelab.data.chat.encoding import encode_prompt as encode_chat_prompt
 from joulelab.data.chat.packing import NOT_TRAINED, CausalBatch, PackedRows, causal_batch, pack
 from joulelab.data.chat.templates import CHATML, ChatTemplate, ConversationRefused, read_template, template_of
 from joulelab.data.chat.token_alignment import CommonVocabulary, Ints, TokenBytes, align
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.data import data_rows, split_rows
-from joulelab.distill.causal.models import TEST, TRAIN, CausalContext, Split
+from joulelab.distill.causal.models import TEST, TRAIN, CausalContext, Split, max_positions, require_positions
 from joulelab.distill.logit_cache.aligned_loss import AlignedTargets, BatchSpans, CommonTokens, CrossTokenizerLoss
 from joulelab.distill.logit_cache.kd_loss import DenseTargets, target_positions
 from joulelab.distill.runner import StageSpec
 from joulelab.errors import ConfigError
-from joulelab.infer.generation.completions import Prompt, answer_ids, encode_prompt, end_of_turn
+from joulelab.infer.generation.completions import Prompt, answer_ids, as_messages, encode_prompt, end_of_turn
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
 from joulelab.zoo.pretrained import causal_lm_config, load_tokenizer
@@ -65,11 +67,14 @@ def check_tokenizers(spec: CausalSpec) -> None:
     data can be aligned."""
     name = spec.teacher.model
     if spec.until == "train" and spec.student.model is not None:
-        require_embeddings("student.model", spec.student.model, spec.tokenizer)
-    if spec.until == "data" or not spec.has_teacher or name == spec.tokenizer:
+        require_embeddings("student.model", spec.student.model, spec.tokenizer, spec.data.template)
+    if spec.until == "data" or not spec.has_teacher:
         return
     own, other = load_tokenizer(spec.tokenizer), load_tokenizer(name)
     if own.get_vocab() == other.get_vocab():  # another template or normalizer with the same ids is no obstacle
+        reads = spec.evaluates_teacher or spec.teacher_phase == "logits" or spec.pipeline == "on-policy"
+        if reads and spec.teacher.server is None:
+            require_positions("teacher.model", name, spec)
         return
     found = f"{spec.tokenizer} and the teacher {name} have different tokenizers: the same id is a different token"
     reason = _why_same_needed(spec)
@@ -77,7 +82,7 @@ def check_tokenizers(spec: CausalSpec) -> None:
         raise ConfigError(f"{found}; {reason[0]}", reason[1])
     if spec.data.template is not None:
         own.chat_template = read_template(Path(spec.data.template))
-    pair = TokenizerPair.of(own, other, spec.teacher.cross_tokenizer_loss)
+    pair = TokenizerPair.of(own, other, spec.teacher.cross_tokenizer_loss, max_positions(name))
     if sources.parse(spec.data.files.get(TRAIN, spec.data.source)).kind == "hub":
         return  # checked when its rows are encoded
     tally: Counter[str] = Counter()
@@ -87,15 +92,21 @@ def check_tokenizers(spec: CausalSpec) -> None:
     _require_spans(tally, spec)
 
 
-def require_embeddings(setting: str, model: str, tokenizer: str) -> None:
-    """Raise if tokens of texts have no embedding. Special tokens may have none: Gemma 3 has one for images."""
+def require_embeddings(setting: str, model: str, tokenizer: str, template: str | None = None) -> None:
+    """Raise if tokens of texts have no embedding. A special token that no text has may have none: Gemma 3 has one for
+    images. `template`: a file with the chat template, if it is not the tokenizer's own."""
     rows = int(causal_lm_config(model).get_text_config().vocab_size)
     loaded = load_tokenizer(tokenizer)
-    beyond = [number for number in loaded.get_vocab().values() if number >= rows]
-    if set(beyond) - set(loaded.added_tokens_decoder):
+    beyond = {number: word for word, number in loaded.get_vocab().items() if number >= rows}
+    if not beyond:
+        return
+    text = template_of(loaded, None if template is None else read_template(Path(template))).text
+    added = loaded.added_tokens_decoder
+    is_used = {number for number in beyond if number not in added or str(added[number]) in text}
+    if found := sorted(is_used | ({pad_id_of(loaded), require_end_id(loaded)} & beyond.keys())):
         raise ConfigError(
             f"{setting}={model} has embeddings for {rows:,} tokens, but the tokenizer {tokenizer} has ids up to "
-            f"{max(beyond):,}",
+            f"{found[-1]:,} ({beyond[found[-1]]})",
             "use the tokenizer of the model (data.tokenizer), or resize the embeddings of the model",
         )
 
@@ -151,14 +162,18 @@ class TokenizerPair:
     other: TokenBytes
     common: CommonVocabulary
     loss: CrossTokenizerLoss
+    teacher_positions: int | None
+    """Tokens that the teacher can read at most; None: no limit is known."""
     _on_device: dict[torch.device, CommonTokens] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, student: Any, teacher: Any, loss: CrossTokenizerLoss) -> TokenizerPair:
+    def of(
+        cls, student: Any, teacher: Any, loss: CrossTokenizerLoss, teacher_positions: int | None = None
+    ) -> TokenizerPair:
         own, other = TokenBytes.of(student), TokenBytes.of(teacher)
         ends = ((end_of_turn(student), end_of_turn(teacher)), (student.eos_token_id, teacher.eos_token_id))
         known = [(int(one), int(two)) for one, two in ends if one is not None and two is not None]
-        return cls(student, teacher, own, other, CommonVocabulary.of(own, other, known), loss)
+        return cls(student, teacher, own, other, CommonVocabulary.of(own, other, known), loss, teacher_positions)
 
     def describe(self) -> str:
         how = {
@@ -186,14 +201,13 @@ class TokenizerPair:
         own, other = (template_of(one, last_answer_only=last_only) for one in (self.student, self.teacher))
         found = encoded_rows(self.student, own, rows, spec.data.max_tokens, Counter(), Counter())
         trained = ((row, document) for row, document in found if document.trained_count)
-        limit = getattr(causal_lm_config(spec.teacher.model).get_text_config(), "max_position_embeddings", None)
         while block := list(islice(trained, _BLOCK)):
             theirs = _encode_all(self.teacher, [row for row, _ in block], other, tally)
             for (_, document), whole in zip(block, theirs, strict=True):
                 spans = align(document, whole, self.own, self.other)
                 # what follows the last span would be computed for nothing
                 used = int(spans[-1, 3]) if len(spans) else 1 + int(np.argmax(whole.trained))
-                cut = whole.cut(max(2, min(used, limit or used)))
+                cut = whole.cut(max(2, min(used, self.teacher_positions or used)))
                 self.count(document, spans, tally)
                 yield document, cut
 
@@ -208,12 +222,13 @@ class TokenizerPair:
     def completion(self, prompt: Prompt, ids: Sequence[int]) -> EncodedDocument:
         """The teacher's document of a completion that the student has written as these tokens."""
         text, finished = self.own.text(ids), bool(ids) and bool(self.own.is_special[ids[-1]])
-        start, answer = encode_prompt(self.teacher, prompt), answer_ids(self.teacher, prompt, text, finished)
+        answer = answer_ids(self.teacher, prompt, text, finished)
         if text[:1] == " " and text[:2] != "  " and self.other.join(answer).startswith(b"  "):
             # the tokenizer adds a space before every text, and this one begins with its own
             answer = answer_ids(self.teacher, prompt, text[1:], finished)
+        start = _encode_prompt(self.teacher, prompt)
         whole = np.array([*start, *answer], dtype=np.int64)
-        return EncodedDocument(whole, np.arange(len(whole)) >= len(start))
+        return EncodedDocument(whole, np.arange(len(whole)) >= len(start)).cut(self.teacher_positions)
 
     # batches
 
@@ -269,6 +284,16 @@ def _encode_all(tokenizer: Any, rows: list[Row], template: ChatTemplate, tally: 
             return [_encode_all(tokenizer, [row], template, tally)[0] for row in rows]
         tally["refused by the teacher's template"] += 1
         return encode_rows(tokenizer, rows, replace(template, text=CHATML))
+
+
+def _encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
+    """Like documents, a prompt that the teacher's template refuses is written as ChatML."""
+    try:
+        return encode_prompt(tokenizer, prompt)
+    except ConversationRefused:
+        messages = as_messages(prompt)
+        assert messages is not None  # a plain text has no template
+        return encode_chat_prompt(tokenizer, messages, replace(template_of(tokenizer), text=CHATML))
 
 
 def _numbers(batch: CausalBatch) -> Any:
@@ -338,9 +363,10 @@ def paired_batches(
 def tokenizer_pair(context: CausalContext) -> TokenizerPair | None:
     """None if teacher and student have the same vocabulary."""
     if "pair" not in context.cross_tokenizer:
-        differs = context.teacher_tokenizer is not context.tokenizer
-        loss = context.spec.teacher.cross_tokenizer_loss
-        pair = TokenizerPair.of(context.tokenizer, context.teacher_tokenizer, loss) if differs else None
+        own, other, teacher = context.tokenizer, context.teacher_tokenizer, context.spec.teacher
+        pair = None
+        if other is not own:
+            pair = TokenizerPair.of(own, other, teacher.cross_tokenizer_loss, max_positions(teacher.model))
         context.cross_tokenizer["pair"] = pair
     found: TokenizerPair | None = context.cross_tokenizer["pair"]
     return found

@@ -37,7 +37,7 @@ from joulelab.infer.generation.engine_process import (
     vllm_uses_less_energy,
 )
 from joulelab.infer.generation.settings import GenerationSettings
-from joulelab.infer.generation.static_decoder import ENOUGH_ROWS
+from joulelab.infer.generation.static_decoder import ENOUGH_ROWS, Setup
 from joulelab.runs.artifacts import Bill
 from joulelab.zoo.pretrained import causal_lm_config, declared_generation, save_hf, servable_model
 
@@ -180,9 +180,11 @@ def local_generator(
     batch_size: int | None,
     prompts: Sequence[Prompt],
     passes: float = 1.0,
+    setup: Setup | None = None,
 ) -> Generator:
     """The builtin engine, or that of an installed package, for a model in this process; `prompts` are all that it will
-    get, `passes` how often. A student in training generates here, whatever engine the teacher has."""
+    get, `passes` how often; `setup` is around compilations and captures. A student in training generates here, whatever
+    engine the teacher has."""
     generation = context.spec.generation
     if lookup.ENGINES.origin(generation.engine) is not None:
         engine: EngineFactory = lookup.ENGINES.resolve(generation.engine)
@@ -192,7 +194,7 @@ def local_generator(
         model, context.tokenizer, answer,
         identity=identity, batch_size=batch_size, cache=generation.cache, whole=prompts, passes=passes,
         compile_step={"auto": None, "on": True, "off": False}[generation.compile],
-        note_setup=context.run.note_setup, note=context.run.note,
+        setup=setup or context.run.setup, note=context.run.note,
     )  # fmt: skip
 
 

@@ -127,6 +127,7 @@ def check_models(spec: CausalSpec) -> None:
     student = spec.student
     if spec.until == "train" and student.model is not None:
         causal_lm_config(student.model)
+        require_positions("student.model", student.model, spec)
     if spec.until == "train" and student.lora is not None:
         _check_lora_targets(student, spec.teacher.model)
     if spec.until == "data" or not (spec.has_teacher or student.teacher_embeddings):
@@ -139,6 +140,26 @@ def check_models(spec: CausalSpec) -> None:
         check_layers(student.layers, int(teacher.num_hidden_layers), name, "student.layers", once=False)
     if student.teacher_embeddings and student.size is not None:
         check_embedding_width(int(teacher.hidden_size), SHAPES[student.size].width)
+
+
+def max_positions(model: str) -> int | None:
+    """Tokens that the model can read at most; None if its configuration does not say."""
+    found = getattr(causal_lm_config(model).get_text_config(), "max_position_embeddings", None)
+    return None if found is None else int(found)
+
+
+def require_positions(setting: str, model: str, spec: CausalSpec) -> None:
+    """Raise if texts of this run are longer than the model can read."""
+    limit = max_positions(model)
+    lengths = {"data.max_tokens": spec.data.max_tokens}
+    if spec.pipeline == "on-policy":
+        lengths["generation.prompt_tokens and generation.answer.max_new_tokens together"] = spec.generation.longest
+    for name, tokens in lengths.items():
+        if limit is not None and tokens > limit:
+            raise ConfigError(
+                f"{setting}={model} has {limit:,} positions, but texts have up to {tokens:,} tokens ({name})",
+                f"lower {name} to {limit:,}",
+            )
 
 
 def check_codec(spec: CausalSpec) -> None:
@@ -190,11 +211,18 @@ def _training_size(spec: CausalSpec, on_gpu: bool, alone: bool) -> ModelSize:
         hint += "teacher.server" if spec.pipeline == "on-policy" else "distill.teacher=cached"
     if spec.pipeline == "on-policy" and not alone:  # the copy that generates
         other_bytes += parameters * (2 if on_gpu and spec.training.precision in ("bf16", "fp16") else 4)
+    # Pairs are padded to the longest of their batch, and the completions of a round may fill a single row.
+    students_only = spec.pipeline == "on-policy" and spec.on_policy.student_share == 1
+    is_short = not alone and (spec.pipeline == "dpo" or students_only)
+    heads = int(config.num_attention_heads)
+    key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     return ModelSize(
         parameters=parameters + (trained if student.lora else 0), trained=trained,
         layers=int(config.num_hidden_layers), width=int(config.hidden_size),
         inner_width=int(getattr(config, "intermediate_size", 0) or 4 * config.hidden_size),
         row_length=spec.data.row_length, vocabulary=int(config.vocab_size), chunk=spec.chunk,
+        key_width=int(getattr(config, "head_dim", None) or config.hidden_size // heads) * key_heads,
+        sure_tokens=1 if is_short else None,
         head_is_trained=student.lora is None or model.get_output_embeddings() in targets,
         other_models_bytes=other_bytes, other_models_hint=hint,
     )  # fmt: skip
@@ -430,6 +458,14 @@ class CausalContext:
     def vocabulary(self) -> int:
         """Size of the tokenizer's vocabulary; a model's may be padded beyond it."""
         return vocab_size_of(self.tokenizer)
+
+    @cached_property
+    def compared_words(self) -> int:
+        """Tokens over which student and teacher are compared: those that the student's head has a row for. A special
+        token that no text contains may have none."""
+        named = self.spec.student.model
+        rows = self.vocabulary if named is None else int(causal_lm_config(named).get_text_config().vocab_size)
+        return min(self.vocabulary, rows)
 
     @cached_property
     def teacher_tokenizer(self) -> Any:

@@ -17,8 +17,8 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -121,7 +121,7 @@ def refuse_unmetered_server(context: CausalContext) -> None:
 def _server_teacher(context: CausalContext) -> ServerTeacher:
     spec = context.spec
     teacher = ServerTeacher(
-        str(spec.teacher.server), spec.teacher.model, spec.on_policy.listed_tokens, context.vocabulary,
+        str(spec.teacher.server), spec.teacher.model, spec.on_policy.listed_tokens, context.compared_words,
         spec.energy.gpus, os.environ.get(SERVER_KEY),
     )  # fmt: skip
     gap = teacher.energy_gap or server_energy_gap(context.run.meter)
@@ -256,6 +256,7 @@ class Rollouts:
         counts = ("completions", "tokens", "truncated", "scored_rows", "scored_tokens", *SPAN_COUNTS)
         self._totals = dict.fromkeys(counts, 0)
         self._open: StageOpener | None = None
+        self._paused: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def using(self, opener: StageOpener) -> Rollouts:
         """Itself, with the stages of its training."""
@@ -263,9 +264,12 @@ class Rollouts:
         return self
 
     def close(self) -> None:
-        """The training has ended: its tokens are not needed any more."""
+        """The training has ended. Its tokens are not needed any more once the student is saved."""
         self._batches.clear()
         self._generator = None
+        self._context.run.when_made(self._remove_completions)
+
+    def _remove_completions(self) -> None:
         self._ranks.barrier()
         if self._ranks.is_first:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -286,6 +290,7 @@ class Rollouts:
         return position.step // self._policy.sync_every != self._round
 
     def prepare(self, position: Position, paused: Callable[[], AbstractContextManager[object]]) -> None:
+        self._paused = paused
         every, is_first = self._policy.sync_every, self._round < 0
         number, begun = position.step // every, position.step % every
         if is_first:
@@ -294,8 +299,9 @@ class Rollouts:
         counted = is_first and begun > 0  # by the attempt before
         batches = self._batches_of_round(number, position, self._steps_left(position, every - begun), counted)
         log_mu = self._sampled_with(number, batches) if isinstance(self._teacher, ServerTeacher) else {}
-        # The student's generation uses its budget; the teacher's work does so only if the settings say so.
-        with nullcontext() if self._context.spec.budget.counts_teacher else paused():
+        # The student's generation uses its budget; the teacher's work does so only if the settings say so, and once.
+        counts = self._context.spec.budget.counts_teacher and begun == 0
+        with nullcontext() if counts else paused():
             self._score(batches, log_mu, repeats=begun > 0)
         if self._ranks.is_first:
             write_json(self._totals_file(number), dict(self._totals))
@@ -467,9 +473,15 @@ class Rollouts:
             most = ENOUGH_ROWS if self._context.device.type == "cuda" else PADDED_PROMPTS
             batch = min(self._context.spec.generation.batch_size or most, self._prompts_per_round)
             self._generator = local_generator(
-                self._context, self._copy.model, identity, settings, batch, self._prompts, self._passes
+                self._context, self._copy.model, identity, settings, batch, self._prompts, self._passes, self._setup
             )
         return self._generator
+
+    @contextmanager
+    def _setup(self, activity: str) -> Iterator[None]:
+        """Of the generation; like all setup it does not use the budget."""
+        with self._paused(), self._context.run.setup(activity):
+            yield
 
     @property
     def _prompts_per_round(self) -> int:
@@ -526,7 +538,7 @@ class Rollouts:
         missing = {at: batch for at, batch in batches.items() if at not in kept}
         if not self._ranks.sum([float(bool(missing))])[0]:
             return kept
-        words, chunk = self._context.vocabulary, self._context.spec.chunk
+        words, chunk = self._context.compared_words, self._context.spec.chunk
         with self._open(*GENERATE):
             if self._synchronized != number:
                 self._synchronize(number)

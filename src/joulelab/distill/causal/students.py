@@ -230,7 +230,17 @@ def start_budget(spec: CausalSpec) -> RemainingBudget:
 
 
 def training_budget(context: CausalContext, parents: Iterable[Bill], start: StartingStudent | None) -> RemainingBudget:
-    """What is left for student.train. Written to the run, so that a resumed attempt ends at the same point."""
+    """What is left for student.train. Written to the run, so that a resumed attempt ends at the same point. Ranks read
+    the meter at different times, so all use the first rank's numbers."""
+    ranks, none = context.runner.ranks, -1.0
+    left = _remaining_budget(context, parents, start) if ranks.is_first else RemainingBudget(None, None)
+    tokens, energy_j = ranks.of_first([none if limit is None else limit for limit in (left.tokens, left.energy_j)])
+    return RemainingBudget(None if tokens == none else int(tokens), None if energy_j == none else energy_j)
+
+
+def _remaining_budget(
+    context: CausalContext, parents: Iterable[Bill], start: StartingStudent | None
+) -> RemainingBudget:
     file = context.run.paths.folder / BUDGET_FILE
     # The energy of earlier stages is known more exactly when a run is resumed; a budget computed
     # again would end the training at another step.

@@ -97,7 +97,9 @@ def pretrained_teacher(context: CausalContext) -> TeacherSource:
 
 def live_teacher(context: CausalContext, teacher: TeacherSource, compile_mode: str = "off") -> LiveTeacher:
     model = teacher.load()
-    return LiveTeacher(model, min(vocab_size_of(context.teacher_tokenizer), len(lm_head_weight(model))), compile_mode)
+    is_same = context.teacher_tokenizer is context.tokenizer
+    words = context.compared_words if is_same else vocab_size_of(context.teacher_tokenizer)
+    return LiveTeacher(model, min(words, len(lm_head_weight(model))), compile_mode)
 
 
 # logits
@@ -153,6 +155,8 @@ def _cache_work(context: CausalContext, data: Artifact, teacher: TeacherSource) 
         "precision": context.teacher_precision_key,
         "row_length": rows.row_length,
     }
+    if context.compared_words < context.vocabulary:  # otherwise left out, so that the key is that of earlier versions
+        inputs["words"] = context.compared_words
     parents = [teacher.bill, teacher_data(context, data).bill]
     stage = SELF_LOGITS_STAGE if spec.pipeline == "self" else LOGITS_STAGE
     return ShardedWork(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from joulelab import clock
 from joulelab.data.chat.encoding import vocab_size_of
 from joulelab.errors import ConfigError, OutOfMemory
 from joulelab.infer.generation.cache import (
@@ -42,7 +41,7 @@ from joulelab.infer.generation.settings import PADDED_PROMPTS, CacheKind, Genera
 from joulelab.infer.generation.static_decoder import (
     ENOUGH_ROWS,
     ModelSupport,
-    SetupNote,
+    Setup,
     StaticDecoder,
     check_model,
     compiling_pays,
@@ -199,13 +198,13 @@ class TransformersGenerator:
         whole: Sequence[Prompt] = (),
         passes: float = 1.0,
         log_probabilities: bool = False,
-        note_setup: SetupNote = lambda activity, begin_ns, end_ns: None,
+        setup: Setup = lambda activity: nullcontext(),
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`model` is on its device, in its precision. `batch_size`: prompts that are answered at once. None: on a GPU
         as many as fit, for up to the number of answers beyond which a token takes no less energy; fewer where a batch
         ends with its longest answer. `compile_step` None: if that saves energy for the work at hand.
-        `log_probabilities` keeps those of each token. `note_setup` gets the times of compilations and captures, `note`
+        `log_probabilities` keeps those of each token. Compilations and captures are inside of `setup(activity)`; `note`
         remarks for the user.
 
         Decoders are kept: a later call with prompts that fit reuses the captured steps, and reads the weights as they
@@ -218,7 +217,7 @@ class TransformersGenerator:
         self.settings, self.identity, self.prompts_at_once = settings, identity, batch_size or PADDED_PROMPTS
         self._model, self._tokenizer, self._cache, self._passes = model, tokenizer, cache, passes
         self._whole = encode_prompts(tokenizer, whole)
-        self._compile_step, self._note_setup, self._note = compile_step, note_setup, note
+        self._compile_step, self._setup, self._note = compile_step, setup, note
         self._log_probabilities = log_probabilities
         self._kept = _KeptDecoder()
         self._device = next(model.parameters()).device
@@ -330,7 +329,7 @@ class TransformersGenerator:
             compile_step=compile_step and on_gpu,
             compile_prompts=compile_step and on_gpu and compiling_prompts_pays(self._model, prompt_tokens),
             fused=support.fused,
-            note_setup=self._note_setup,
+            setup=self._setup,
             note=self._note,
         )
         return self._kept.decoder
@@ -348,10 +347,8 @@ class TransformersGenerator:
     def _supported(self) -> ModelSupport:
         """Checked once: that takes several forward passes."""
         if self._kept.support is None:
-            begin_ns = clock.now().mono_ns
-            with self._eval_mode():
+            with self._setup("capture"), self._eval_mode():
                 self._kept.support = check_model(self._model)
-            self._note_setup("capture", begin_ns, clock.now().mono_ns)
             if not self._kept.support.slots:
                 name, problem = type(self._model).__name__, self._kept.support.problem
                 text = f"{name} {problem}, so it cannot use a cache of fixed size"

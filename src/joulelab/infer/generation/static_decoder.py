@@ -37,7 +37,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
 
-from joulelab import clock
 from joulelab.infer.generation.cache import forward_arguments
 from joulelab.infer.generation.fused_layers import FusedLayers
 from joulelab.infer.generation.sampler import AnswerEnds, sample_tokens
@@ -78,7 +77,7 @@ _SAME_LOGITS, _SAME_NUMBERS = 0.5, 1e-5
 _CHECKED_SLOTS = 16
 _OTHER_ATTENTION = "computes attention in a way that has no fixed slots"
 
-SetupNote = Callable[[str, int, int], None]
+Setup = Callable[[str], AbstractContextManager[object]]
 """(activity, begin, end) in monotonic nanoseconds: time that is not part of generation."""
 RandomNumbers = Callable[[int, int], NDArray[np.float64]]
 """(number of the prompt, number of its answer) -> one random number per token."""
@@ -400,12 +399,12 @@ class StaticDecoder:
         compile_step: bool = False,
         compile_prompts: bool = False,
         fused: FusedLayers | None = None,
-        note_setup: SetupNote = lambda activity, begin_ns, end_ns: None,
+        setup: Setup = lambda activity: nullcontext(),
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`rows`: a multiple of `settings.n`. `tokens`: length of the longest prompt plus its answer. Logits beyond the
-        first `words` are padding of the vocabulary. `prompts`: how many it will read, if that is known. `note_setup`
-        gets the times of compilations and captures, `note` remarks for the user."""
+        first `words` are padding of the vocabulary. `prompts`: how many it will read, if that is known. Compiling
+        and capturing happen inside of `setup(activity)`; `note` gets remarks for the user."""
         device = next(model.parameters()).device
         self._model, self._settings, self._words, self._device = model, settings, words, device
         self._steps = settings.max_new_tokens
@@ -421,7 +420,7 @@ class StaticDecoder:
         self._column_1 = torch.zeros(1, dtype=torch.long, device=device)
         self._run: Callable[[], Any] | None = None
         self._compile_step, self._compile_prompts = compile_step, compile_prompts
-        self._note_setup, self._note = note_setup, note
+        self._setup, self._note = setup, note
         self._can_capture = device.type == "cuda"
         self._fused = fused
         self._sample: Any = sample_tokens
@@ -618,26 +617,24 @@ class StaticDecoder:
         return compiled_layers(self._model, slots, compile_layer(self._model, self._layer_variant, dynamic=True))
 
     def _captured_step(self, step: Callable[[], None]) -> Callable[[], Any]:
-        begin_ns = clock.now().mono_ns
         # The calls before the capture are steps: they move places and tokens, which are restored. What they write into
         # the cache is behind each row's length and will be overwritten.
         state = (self._token_R, self._cache.places_R, self._step_R, self._column_1)
         before = [part.clone() for part in state]
-        with self._prepared_model(), self._step_layers():
-            run = self._capture(step)
-        for part, value in zip(state, before, strict=True):
-            part.copy_(value)
-        torch.cuda.synchronize()
-        self._note_setup("compile" if self._compile_step else "capture", begin_ns, clock.now().mono_ns)
+        with self._setup("compile" if self._compile_step else "capture"):
+            with self._prepared_model(), self._step_layers():
+                run = self._capture(step)
+            for part, value in zip(state, before, strict=True):
+                part.copy_(value)
+            torch.cuda.synchronize()
         return run
 
     def _captured_prompts(self, read: Callable[[], None]) -> Callable[[], Any]:
-        begin_ns = clock.now().mono_ns
-        run = self._capture(read)
-        if not self._can_capture:
-            read()  # otherwise the calls before the capture have done it
-        torch.cuda.synchronize()
-        self._note_setup("compile" if self._compile_prompts else "capture", begin_ns, clock.now().mono_ns)
+        with self._setup("compile" if self._compile_prompts else "capture"):
+            run = self._capture(read)
+            if not self._can_capture:
+                read()  # otherwise the calls before the capture have done it
+            torch.cuda.synchronize()
         return run
 
     def _capture(self, run: Callable[[], None]) -> Callable[[], Any]:
