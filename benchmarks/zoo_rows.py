@@ -6,6 +6,7 @@ H200 (one H100 where it says so), taken from its published reports; `ratio` is o
 
     python benchmarks/zoo_rows.py --models bert,resnet50 --seconds 10
     python benchmarks/zoo_rows.py --models bert,resnet50 --auto
+    python benchmarks/zoo_rows.py --models bert --auto --tiny --seconds 0.2
 """
 
 from __future__ import annotations
@@ -144,7 +145,8 @@ def measure(
         found = undisturbed(trainer, device, seconds)
     items, amount = found.samples, found.tokens if row.unit == "nodes" else found.samples
     span_s = (found.window_ns[1] - found.window_ns[0]) / 1e9
-    peak = peak_flops(torch.cuda.get_device_name(), matmul_precision(workload.model, row.precision))
+    name = torch.cuda.get_device_name() if device.type == "cuda" else ""
+    peak = peak_flops(name, matmul_precision(workload.model, row.precision))
     mfu = cost.training_flops * items / span_s / peak if cost.training_flops and peak else None
     return Measured(
         row=row, compiled=compiled, parameters=request.size.parameters, items_per_s=amount / span_s,
@@ -162,7 +164,8 @@ def measure_auto(row: Row, cost: ModelCost, seconds: float, device: torch.device
     for module in (workload.model, *workload.objective.modules().values()):
         module.to("cpu")  # as in a run: trials have the memory of the GPU for their copies
     timing = time_in_training(workload, request_of(row).seed, config, device)
-    choice = choose(config, device.type, 1, config.max_steps, timing, compile_mode(workload.model))
+    # Trials also on a CPU, where `joulelab train` has none: a tiny size shows that each model can be tried.
+    choice = choose(config, "cuda", 1, config.max_steps, timing, compile_mode(workload.model))
     del workload, timing
     free()
     print("  auto: " + "; ".join(map(str, choice.trials)), flush=True)
@@ -211,18 +214,26 @@ def main() -> None:
     parser.add_argument("--auto", action="store_true", help="measure each row also as a trial chooses")
     parser.add_argument("--precision", default="", help="only rows of this precision")
     parser.add_argument("--batch-size", type=int, default=0, help="in place of the row's own")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU, to check the benchmark")
     options = parser.parse_args()
     interrupt_on_sigterm()
     wanted = [name for name in options.models.split(",") if name]
     rows = [row for row in ROWS if not wanted or row.model in wanted]
     rows = [row for row in rows if not options.precision or row.precision == options.precision]
-    if not torch.cuda.is_available():
-        sys.exit("this benchmark needs a GPU")
-    device = torch.device("cuda", 0)
+    if options.tiny:
+        rows = [replace(row, size="tiny", batch_size=2, shape={}, precision="fp32") for row in rows]
+    elif not torch.cuda.is_available():
+        sys.exit("this benchmark needs a GPU; --tiny runs on a CPU")
+    device = torch.device("cpu") if options.tiny else torch.device("cuda", 0)
     # Shapes are the same at every step. `joulelab train` does not let cuDNN search: it took 200 s for regnet in fp32.
     torch.backends.cudnn.benchmark = not options.auto
-    with ProcessPoolExecutor(8, mp_context=multiprocessing.get_context("spawn")) as pool:  # seconds each, on the host
-        costs = list(pool.map(cost_of, rows))
+    if options.tiny:
+        costs = list(map(cost_of, rows))
+    else:
+        with ProcessPoolExecutor(
+            8, mp_context=multiprocessing.get_context("spawn")
+        ) as pool:  # seconds each, on the host
+            costs = list(pool.map(cost_of, rows))
     tried: set[tuple[str, str]] = set()
     for row, cost in zip(rows, costs, strict=True):
         row = replace(row, batch_size=options.batch_size or row.batch_size)

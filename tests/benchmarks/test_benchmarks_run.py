@@ -13,7 +13,7 @@ from joulelab.meter.figures import EnergyFigure
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text())
-NEEDS_GPU = ("square_waves.py", "vllm_worker.py", "zoo_rows.py")
+NEEDS_GPU = ("square_waves.py", "vllm_worker.py")
 QUICK = {
     "logit_cache.py": "--words 512 --tokens 128 --chunk 64 --repeats 1",
     "merge_scale.py": "--nodes 1 2 --gpus 2 --minutes 0.5",
@@ -34,6 +34,7 @@ SLOW = {
     "store_scale.py": "--runs 20",
     "ui_scale.py": "--runs 20 --hours 0.2",
     "tracker_cost.py": "--rounds 4 --rounds-of-others 4 --block-s 0.02 --width 32 --batch 4",
+    "zoo_rows.py": "--tiny --models bert,gflownet --auto --seconds 0.2",
     "training_rates.py": "--tiny --compile off --steps 10 --batch-size 4 --chunk 256",
 }
 SLOW_WITH_SAMPLES = {
