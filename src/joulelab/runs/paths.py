@@ -196,15 +196,15 @@ class RunPaths:
             by_host.setdefault((host, int(attempt)), []).append((int(rank), path))
         return {host: sorted(files) for host, files in by_host.items()}
 
-    def attempts_before(self, trace: Path) -> list[tuple[Path, Path]]:
+    def attempts_before(self, trace: Path, same_host: bool = False) -> list[tuple[Path, Path]]:
         """(event file, trace) of every process of the attempts before the one with this trace, the newest first."""
         traces = {(host, attempt): file for host, attempt, file in self.traces()}
-        number = next((attempt for (_, attempt), file in traces.items() if file == trace), 0)
+        own, number = next((key for key, file in traces.items() if file == trace), ("", 0))
         files = sorted(self.event_files().items(), key=lambda one: -one[0][1])
         return [
             (file, traces[host, attempt])
             for (host, attempt), of_host in files
-            if attempt < number and (host, attempt) in traces
+            if attempt < number and (host, attempt) in traces and (host == own or not same_host)
             for _, file in of_host
         ]
 

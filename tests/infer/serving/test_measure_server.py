@@ -118,6 +118,16 @@ def test_a_level_at_which_all_requests_fail_leaves_the_levels_before_it(tiny_ser
     assert found["serve.c1"]["serving"]["output_tokens"] > 0 and "serve.c2" not in found
     assert "Serving tiny" in joulelab_here("show", "last", "--runs-dir", tmp_path).stdout
 
+    monkeypatch.undo()
+    resumed = joulelab_here("run", "--resume", "last", "--runs-dir", tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "measured by an earlier attempt on this machine: 1 concurrent request" in resumed.stderr
+    record = shown(tmp_path)
+    assert record["findings"]["serve.c1"] == found["serve.c1"], "a level with a row is not measured again"
+    assert record["findings"]["serve.c2"]["serving"]["output_tokens"] > 0
+    stages = {stage["name"]: stage for stage in record["stages"]}
+    assert len(stages["serve.c1"]["segments"]) == 1 and "serve.c1.repeated" not in stages
+
 
 def test_a_server_that_has_ended_is_named():
     """Also if some requests were answered before."""

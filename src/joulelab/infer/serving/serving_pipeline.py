@@ -25,9 +25,10 @@ from joulelab.data.inputs import input_bill, keep_recorded_commits
 from joulelab.errors import JoulelabError, UsageError
 from joulelab.infer.generation.engine_process import CHILD_ENGINES, SERVED_NAME, start_engine
 from joulelab.infer.generation.server import Endpoint, locate_server, unmetered_gpus
-from joulelab.infer.serving.client_load import LoadRunner, LoadWindow, StreamingClient
+from joulelab.infer.serving.client_load import LoadLevel, LoadRunner, LoadWindow, StreamingClient
 from joulelab.infer.serving.config import ServingSpec, api_key, gpus_of, unattributed_gpus
 from joulelab.infer.serving.load_summary import load_values
+from joulelab.meter.trace import read_lines
 from joulelab.runs.context import RunContext
 from joulelab.runs.measure.program import kill_group, start_guard
 from joulelab.train.stats.step_energy import energy_reader
@@ -55,7 +56,14 @@ class MeasuredServer:
 def run_serving(run: RunContext) -> None:
     spec = cast(ServingSpec, run.spec)
     keep_recorded_commits(run)
-    loads: list[LoadWindow] = []
+    recorded = _recorded_stages(run)
+    levels = [level for level in spec.levels if _stage_name(level) not in recorded]
+    if len(levels) < len(spec.levels):
+        done = ", ".join(level.text for level in spec.levels if level not in levels)
+        run.progress.write(f"measured by an earlier attempt on this machine: {done}")
+    if not levels:
+        return
+    last: LoadWindow | None = None
     if spec.engine in CHILD_ENGINES:
         opened = _child_engine(run, spec)
     else:
@@ -66,8 +74,8 @@ def run_serving(run: RunContext) -> None:
             requests = spec.requests(server.model)
             client = StreamingClient(server.url, api_key(), spec.timeout_s)
             runner = LoadRunner(client, lambda: next(requests), spec.seed)
-            for level in spec.levels:
-                with run.stage(f"serve.{level.name}", role="inference", activity="serve"):
+            for level in levels:
+                with run.stage(_stage_name(level), role="inference", activity="serve"):
                     run.progress.write(f"load: {level.text}")
 
                     def tick(seconds: float) -> None:
@@ -77,10 +85,27 @@ def run_serving(run: RunContext) -> None:
                     load = runner.run(level, spec.duration_s, spec.limit_s, tick)
                     # No items of the stage are counted: answers that the end of the load cuts off have used energy.
                     _require_answers(load, server.url)
-                loads.append(load)
+                # One level later, when the trace covers it; a killed run keeps the rows before its last level.
+                if last:
+                    _record_row(run, spec, server, last)
+                last = load
     finally:
-        if loads:  # also of a run that a later level ends
-            _record_rows(run, spec, server, loads)
+        if last:  # also of a run that a later level ends
+            _record_row(run, spec, server, last)
+
+
+def _stage_name(level: LoadLevel) -> str:
+    return f"serve.{level.name}"
+
+
+def _recorded_stages(run: RunContext) -> set[str]:
+    """Levels whose rows an earlier attempt of this run has recorded, on this machine: one table compares levels."""
+    return {
+        line["stage"]
+        for events, _ in run.paths.attempts_before(run.meter.trace_path, same_host=True)
+        for line in read_lines(events)
+        if (line.get("kind"), line.get("name")) == ("tracker", TRACKER)
+    }
 
 
 def _require_answers(load: LoadWindow, url: str) -> None:
@@ -108,36 +133,34 @@ def _require_answers(load: LoadWindow, url: str) -> None:
     raise JoulelabError(failed, f"{hint}; {kept}")
 
 
-def _record_rows(run: RunContext, spec: ServingSpec, server: MeasuredServer, loads: list[LoadWindow]) -> None:
-    """Once the trace covers the last window."""
-    end_ns = max(load.window[1] for load in loads)
-    read = None if server.energy_gap else energy_reader(run.meter, end_ns, server.device)
+def _record_row(run: RunContext, spec: ServingSpec, server: MeasuredServer, load: LoadWindow) -> None:
+    """Once the trace covers the window."""
+    read = None if server.energy_gap else energy_reader(run.meter, load.window[1], server.device)
     gpus = gpu_names(run) if server.device == "cuda" else []
-    for load in loads:
-        values = load_values(load, read, server.energy_gap)
-        if values["overloaded"]:
-            run.warn(f"{load.level.text}: the server does not keep up with this rate, so the row is not steady")
-        elif not values["steady"]:
-            run.warn(f"{load.level.text}: throughput was still changing, so the row is not steady; raise --max-time")
-        if values["failed"]:
-            run.warn(f"{load.level.text}: {values['notes'][-1]}")
-        values |= {
-            "server": spec.server or f"engine {spec.engine}",
-            "model": spec.model or server.model,
-            "engine": server.facts,
-            "device": server.device,
-            "gpus": len(gpus) if server.device else None,
-            "gpu_model": next(iter(gpus), ""),
-            "prompts": Path(spec.prompts).name,
-            "prompt_tokens": spec.prompt_tokens,
-            "new_tokens": spec.new_tokens,
-            "limits": {
-                "ttft_ms": spec.ttft_limit_ms,
-                "tpot_ms": spec.tpot_limit_ms,
-                "percentile": spec.limit_percentile,
-            },
-        }
-        run.meter.event("tracker", stage=f"serve.{load.level.name}", name=TRACKER, values=values)
+    values = load_values(load, read, server.energy_gap)
+    if values["overloaded"]:
+        run.warn(f"{load.level.text}: the server does not keep up with this rate, so the row is not steady")
+    elif not values["steady"]:
+        run.warn(f"{load.level.text}: throughput was still changing, so the row is not steady; raise --max-time")
+    if values["failed"]:
+        run.warn(f"{load.level.text}: {values['notes'][-1]}")
+    values |= {
+        "server": spec.server or f"engine {spec.engine}",
+        "model": spec.model or server.model,
+        "engine": server.facts,
+        "device": server.device,
+        "gpus": len(gpus) if server.device else None,
+        "gpu_model": next(iter(gpus), ""),
+        "prompts": Path(spec.prompts).name,
+        "prompt_tokens": spec.prompt_tokens,
+        "new_tokens": spec.new_tokens,
+        "limits": {
+            "ttft_ms": spec.ttft_limit_ms,
+            "tpot_ms": spec.tpot_limit_ms,
+            "percentile": spec.limit_percentile,
+        },
+    }
+    run.meter.event("tracker", stage=_stage_name(load.level), name=TRACKER, values=values)
 
 
 def gpu_names(run: RunContext) -> list[str]:
