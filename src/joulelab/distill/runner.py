@@ -364,6 +364,11 @@ class Runner(Generic[SpecT]):
             stage.count(**remaining.counts)
             if remaining.work is not None:
                 remaining.work(stage)
+            elif shard != ALL and self.ranks.is_first and not remaining.counts:
+                self.run.warn(
+                    f"{work.name}: shard {shard} has no work, because there are fewer than {shard.of} batches of "
+                    f"{work.batch_size}"
+                )
             if self.ranks.world > 1:
                 self._wait_for_ranks(stage, place, shard)
             work.join([*others, place], folder)

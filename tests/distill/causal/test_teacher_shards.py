@@ -144,6 +144,7 @@ def test_a_shard_without_a_batch_loads_no_teacher(lab, tmp_path, monkeypatch):
     record, _ = lab.run(tmp_path, "dpo", until="preferences", shard="9/10")
     assert record.status == "done"
     assert [len(record.made), record.stage("teacher.generate").samples] == [3, None]
+    assert any("answers: shard 9/10 has no work" in text for text in lab.listening.messages)
 
 
 @pytest.mark.parametrize(
