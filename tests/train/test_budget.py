@@ -46,6 +46,21 @@ def test_the_first_limit_that_is_reached_ends_it():
     assert not budget(max_tokens=100, max_steps=5).exhausted(Position(step=2, tokens=99))
 
 
+def test_the_expected_time_is_that_of_the_closest_limit():
+    at = Position(step=10, tokens=50)
+    assert budget(epochs=2.0, max_tokens=1000).expected_s(at, 3.0) == 30.0
+    assert budget(max_tokens=100, max_time_s=100.0).expected_s(at, 3.0) == 60.0
+    assert budget(max_time_s=20.0, max_steps=100).expected_s(at, 3.0) == 20.0
+    assert budget(max_time_s=20.0, replayed=[(7, 0.2), (39, 1.0)]).expected_s(at, 3.0) == 120.0
+    now, used = [0.0], [7.0]
+    joules = budget(clock=lambda: now[0], energy=lambda: used[0], max_energy_j=1000.0)
+    joules.start()
+    now[0], used[0] = 1.0, 57.0
+    assert joules.expected_s(at, 3.0) is None, "the counter may be a refresh behind the clock"
+    now[0], used[0] = 10.0, 507.0
+    assert joules.expected_s(at, 3.0) == 20.0
+
+
 def test_training_without_an_end_is_refused():
     with pytest.raises(ValidationError, match="no end"):
         TrainingConfig(epochs=None)

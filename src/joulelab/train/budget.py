@@ -42,6 +42,9 @@ READ_EVERY_S = 1.0
 READ_FRACTION_OF_REST = 0.1
 """Largest interval between two readings, as a fraction of the remaining time, so that the budget is not overshot by a
 whole second."""
+RATE_AFTER_S = 5.0
+"""Training after which its power is known well enough to say when an energy budget will end it. A counter refreshes
+every 0.1 s to 1 s, so the error is at most a fifth."""
 MIN_FRACTION = 1e-3
 """Fraction that counts as spent while neither clock nor meter has advanced."""
 BudgetReading = tuple[int, float]
@@ -102,6 +105,26 @@ class Budget:
         )
         known = [limit for limit in (by_epochs, config.max_steps) if limit]
         return min(known) if known else None
+
+    def expected_s(self, position: Position, step_s: float) -> float | None:
+        """Time of the whole training, if its steps take `step_s`; None while the power of an energy budget is unknown,
+        infinite without a limit."""
+        config, times = self.config, [math.inf]
+        if self.steps:
+            times.append(step_s * self.steps)
+        if config.max_tokens and position.tokens:
+            times.append(step_s * position.step * config.max_tokens / position.tokens)
+        if self.replayed is not None:
+            times += [step_s * (step + 1) for step, fraction in self.replayed if fraction >= 1]
+            return min(times)
+        if config.max_time_s:
+            times.append(config.max_time_s)
+        if config.max_energy_j is not None:
+            spent = self._spent()
+            if spent["time_s"] < RATE_AFTER_S or spent["energy_j"] <= 0:
+                return None
+            times.append(spent["time_s"] * config.max_energy_j / spent["energy_j"])
+        return min(times)
 
     def fraction(self, position: Position) -> float:
         """Fraction spent of the limit that is closest to its end."""

@@ -5,6 +5,7 @@ import time
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from stats_training import (
@@ -205,6 +206,34 @@ def test_isolation_takes_a_tenth_of_the_training_and_its_figures_say_that_they_a
     assert isolated["shortened"]["whole_s"] > 30
     assert "so the figures per phase are coarse" in text
     assert phases(found) == pytest.approx(per_step(MachineTrainer.costs), rel=0.1)
+
+
+@pytest.mark.parametrize(("scale", "budget_s"), [(1.0, 240), (0.1, 60), (0.02, 30)])
+def test_isolation_takes_a_tenth_of_a_training_that_energy_limits(machine, scale, budget_s):
+    """Also where ten steps are over before the counter has moved: its first readings say nothing of the power."""
+    spans = []
+
+    @contextmanager
+    def aside(name):
+        begin_s = machine.seconds
+        yield
+        spans.append(machine.seconds - begin_s)
+
+    def counter():  # refreshes every 0.1 s
+        return float(np.interp(machine.seconds // 0.1 * 0.1, *zip(*machine._edges, strict=True)))
+
+    costs = {phase: (seconds * scale, watts) for phase, (seconds, watts) in MachineTrainer.costs.items()}
+    mean_w = sum(per_step(costs).values()) / (STEP_S * scale)
+    around = TrainerCallbacks(phase=lambda name: nullcontext(), energy_j=counter)
+    stats = EnergyStats(now_ns=machine.now_ns)
+    trainer = make_trainer(stats, around, MachineTrainer, max_steps=None, max_energy_j=budget_s * mean_w)
+    trainer.costs, trainer.budget.clock_s = costs, machine.perf_counter
+    begin_s, results = machine.seconds, {}
+    trained(trainer, meter=machine.meter(), aside=aside, result=results.__setitem__)
+    training_s = machine.seconds - begin_s - sum(spans)
+    assert training_s == pytest.approx(budget_s, rel=0.1)
+    assert sum(spans) <= 0.13 * training_s  # repetitions are not divided
+    assert results["energy"]["isolated"]["phases"]
 
 
 def test_isolation_takes_longer_on_request(machine):

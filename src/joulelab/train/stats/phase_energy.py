@@ -265,6 +265,8 @@ class EnergyStats(UndisturbedStats):
         self._isolation_span: TimeSpan | None = None
         self._isolation_trace: Path | None = None
         """Of the earlier attempt that has isolated the phases."""
+        self._expected_s: float | None = None
+        """Time that the training is expected to take; None during the warm-up."""
         self._not_isolated = f"training ended within the {warmup_steps} warm-up steps"
 
     def attach(self, context: TrackerContext) -> None:
@@ -283,12 +285,26 @@ class EnergyStats(UndisturbedStats):
 
     def log_step(self, step: int) -> None:
         super().log_step(step)
-        if self._steps == self.warmup_steps:
-            self._clean.finish()
-            self._warmup_windows = self._clean.windows
-            self._long.choose(self._times.per_step_s(), self._context.trainer.config.accumulate)
-            self._isolate()
-            self._clean = CleanWindows(self._now_ns, self._wait)
+        if self._steps < self.warmup_steps or self._expected_s is not None:
+            return
+        self._expected_s = self._expected_time()
+        if self._expected_s is None:
+            self._not_isolated = "training ended before its length could be estimated"
+            return
+        self._clean.finish()
+        self._warmup_windows = self._clean.windows
+        self._long.choose(self._times.per_step_s(), self._context.trainer.config.accumulate)
+        self._isolate()
+        self._clean = CleanWindows(self._now_ns, self._wait)
+
+    def _expected_time(self) -> float | None:
+        """By the first rank's clock and meter, for all ranks; None if it cannot be known yet."""
+        trainer, unknown = self._context.trainer, -1.0
+        if not self._is_bounded or trainer.config.isolation_s is not None:
+            return math.inf  # isolation does not depend on it
+        expected_s = trainer.budget.expected_s(trainer.position, sum(self._times.per_step_s().values()))
+        found = trainer.ranks.of_first([unknown if expected_s is None else expected_s])[0]
+        return None if found == unknown else found
 
     def _isolate(self) -> None:
         context = self._context
@@ -396,17 +412,12 @@ class EnergyStats(UndisturbedStats):
 
     def _plan(self) -> LoopPlan:
         """Without a plan of the caller: `training.isolation_s`, else a share of the training's expected time."""
-        trainer, config = self._context.trainer, self._context.trainer.config
         if not self._is_bounded:
             return self.plan
-        if config.isolation_s is not None:
-            return replace(self.plan, limit_s=config.isolation_s)
-        spent, steps = trainer.budget.fraction(trainer.position), trainer.position.step
-        step_s = sum(self._times.per_step_s().values())
-        times = [config.max_time_s] if config.max_time_s else []
-        times += [step_s * steps / spent] if spent > 0 else []
-        found = trainer.ranks.sum([min(times, default=math.inf)])[0] / trainer.ranks.world
-        return replace(self.plan, limit_s=min(self.plan.limit_s, ISOLATION_SHARE * found))
+        limit_s = self._context.trainer.config.isolation_s
+        if limit_s is None:
+            limit_s = min(self.plan.limit_s, ISOLATION_SHARE * (self._expected_s or 0.0))
+        return replace(self.plan, limit_s=limit_s)
 
     def log_stats(self) -> str:
         self._wait()
