@@ -132,14 +132,22 @@ def test_trials_start_from_the_same_weights_and_leave_the_workload_as_it_was(mod
         assert all(parameter.grad is None for parameter in module.parameters())
 
 
-def test_a_trial_that_fails_is_a_result():
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (RuntimeError("out of memory\nmore"), "RuntimeError: out of memory"),
+        (NotImplementedError(), "NotImplementedError: "),
+        (AssertionError("no kernel"), "AssertionError: no kernel"),
+    ],
+)
+def test_a_trial_that_fails_is_a_result(error, problem):
     class Failing(zoo_pipeline.load_trainer("")):
         def forward(self, batch):
-            raise RuntimeError("out of memory\nmore")
+            raise error
 
     one = spec(model="bert", size="tiny")
     trial = time_in_training(prepare(one.request), one.seed, one.training, torch.device("cpu"), Failing)(FP32)
-    assert trial.problem == "RuntimeError: out of memory"
+    assert trial.problem == problem
 
 
 def test_steps_follow_from_epochs_steps_or_tokens():

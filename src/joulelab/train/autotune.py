@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from joulelab.errors import EndedBySignal, JoulelabError
+from joulelab.errors import EndedBySignal
 from joulelab.train.budget import Budget
 from joulelab.train.config import TrainingConfig
 from joulelab.train.optim import float32_matmul_precision, repeated_blocks
@@ -167,10 +167,11 @@ def time_in_training(
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             try:
                 return _train(candidate)
-            except (RuntimeError, ValueError, TypeError, JoulelabError) as error:
-                if isinstance(error, EndedBySignal):
-                    raise
-                return Trial(candidate, problem=f"{type(error).__name__}: {str(error).splitlines()[0][:100]}")
+            except EndedBySignal:
+                raise
+            except Exception as error:  # compilers raise anything; if all candidates fail, the training shows why
+                first_line = next(iter(str(error).splitlines()), "")
+                return Trial(candidate, problem=f"{type(error).__name__}: {first_line[:100]}")
             finally:
                 gc.collect()
                 if device.type == "cuda":
