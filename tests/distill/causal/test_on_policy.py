@@ -20,7 +20,7 @@ from joulelab.distill.causal.config import CausalTraining, OnPolicy
 from joulelab.distill.causal.objective import StudentSetup
 from joulelab.distill.causal.recipe import model_checks
 from joulelab.distill.logit_cache.kd_loss import DenseTargets, KdLoss, TeacherHead
-from joulelab.errors import ConfigError, CorruptedFile, JoulelabError, refuse_all
+from joulelab.errors import ConfigError, CorruptedFile, EndedBySignal, JoulelabError, refuse_all
 from joulelab.infer.generation import engine, static_decoder
 from joulelab.infer.generation.completions import read_completions
 from joulelab.runs.artifacts import read_bill
@@ -200,8 +200,8 @@ class Observed:
             self.trained.append((epoch * rollouts.batches_per_epoch + index, batch.ids.tolist()))
             return batch
 
-        def generated(rollouts, number, identity, work):
-            found = generate(rollouts, number, identity, work)
+        def generated(rollouts, number, *work):
+            found = generate(rollouts, number, *work)
             self.logs[number] = [answer.ids for _, answers in found for answer in answers]
             return found
 
@@ -291,6 +291,45 @@ def test_a_share_of_the_batches_comes_from_the_teachers_completions(lab, finishe
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stopped_in", ["student.generate", "teacher.score"])
+def test_a_round_that_a_signal_interrupts_is_continued(lab, finished, monkeypatch, stopped_in):
+    """The checkpoint after the signal counts the energy of its completions, so they are not written again."""
+    settings = {"on_policy": {"sync_every": 3}, "generation": SHORT, "budget": {"tokens": 3600}}
+    store = finished["on-policy"][1].folder.parent
+    whole, _ = lab.run(store, "on-policy", **settings)
+    paths, asked = lab.paths(store, "on-policy", **settings), []
+    generate, targets = on_policy.generate_into, on_policy.LiveTeacher.targets
+
+    def generating(path, generator, prompts, tick):
+        asked.append(len(prompts))
+        found = generate(path, generator, prompts[:3] if len(asked) == 2 else prompts, tick)
+        if len(asked) == 2 and stopped_in == "student.generate":
+            raise EndedBySignal(15)
+        return found if len(asked) != 2 else generate(path, generator, prompts, tick)
+
+    def scoring(teacher, batch):
+        if len(asked) == 2 and stopped_in == "teacher.score":
+            raise EndedBySignal(15)
+        return targets(teacher, batch)
+
+    monkeypatch.setattr(on_policy, "generate_into", generating)
+    monkeypatch.setattr(on_policy.LiveTeacher, "targets", scoring)
+    with pytest.raises(EndedBySignal):
+        execute(paths, lab.listening)
+    asked += [0]
+    record = execute(paths, lab.listening)
+    if stopped_in == "student.generate":
+        assert asked[3] == asked[1] - 3, "three answers were there"
+    stages = {stage.name: stage for stage in record.stages}
+    for name in ("student.generate", "teacher.score"):
+        assert f"{name}.repeated" not in stages
+        of_whole = whole.stage(name)
+        assert (stages[name].samples, stages[name].tokens) == (of_whole.samples, of_whole.tokens), name
+    for name in ("student.clm_loss", "student.generate.completions", "student.generate.generated_tokens"):
+        assert record.results[name].value == pytest.approx(whole.results[name].value, rel=1e-5), name
+
+
+@pytest.mark.slow
 def test_the_energy_budget_counts_generation_and_not_the_teacher(lab, finished, monkeypatch):
     """By the budget's own readings: paused while the teacher scores, running while the student writes."""
     paused = []
@@ -329,7 +368,7 @@ def test_scores_that_a_resumed_attempt_computes_again_use_no_budget(resumed_at, 
 
     spec = SimpleNamespace(budget=SimpleNamespace(counts_teacher=True))
     rollouts = SimpleNamespace(
-        _policy=SimpleNamespace(sync_every=4), _round=1, _context=SimpleNamespace(spec=spec), _teacher=None,
+        _policy=SimpleNamespace(sync_every=4), _round=1, _totals={}, _context=SimpleNamespace(spec=spec), _teacher=None,
         _ranks=SimpleNamespace(is_first=False), _steps_left=lambda position, steps: steps, _report=list,
         _batches_of_round=lambda *round_: {}, _score=lambda batches, log_mu, repeats: events.append("scored"),
     )  # fmt: skip

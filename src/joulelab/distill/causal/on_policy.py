@@ -7,7 +7,8 @@ steps train on them (GKD, Agarwal et al., 2024; MiniLLM, Gu et al., 2024).
 
 Both stages suspend student.train, so that each has its own energy. The rows of a round are fixed by the seed, the
 prompts and the weights at its start. Completions are kept on disk until the training ends: a run that is resumed in
-the middle of a round trains on the tokens that the killed one had written.
+the middle of a round trains on the tokens that the killed one had written, and one that a signal stopped while a round
+was written or scored continues it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from joulelab.distill.causal.teacher import live_teacher, refuse_unknown_energy,
 from joulelab.distill.logit_cache.kd_loss import KdLoss, target_positions
 from joulelab.distill.logit_cache.teacher_outputs import LiveTeacher
 from joulelab.distill.preferences.preference_loss import TargetLogProbabilities
-from joulelab.errors import CorruptedFile, JoulelabError
+from joulelab.errors import CorruptedFile, EndedBySignal, JoulelabError
 from joulelab.infer.generation.completions import (
     Completion,
     GenerationProgress,
@@ -81,6 +82,9 @@ from joulelab.train.training_session import StageOpener
 
 # Of the GPU's memory: a larger cache of the decoder is freed after every round.
 _KEPT_CACHE_SHARE = 0.2
+
+_IS_INTERRUPTED = "interrupted"
+"""In the totals of a round: a signal stopped the run before it was complete. The totals are those before it."""
 
 GENERATE, SCORE = ("student.generate", "student", "generate"), ("teacher.score", "teacher", "score")
 
@@ -208,6 +212,9 @@ class _Request:
     number_of_pass: int
 
 
+_Answers = list[tuple[_Request, list[Completion]]]
+
+
 @dataclass(frozen=True)
 class _Written:
     """What the student has written to a prompt."""
@@ -250,7 +257,9 @@ class Rollouts:
         self._synchronized = -1
         """The round in which the copy got the weights of the student."""
         self._generated: set[int] = set()
-        """Micro-batches of this round that this attempt has written."""
+        """Micro-batches of this round that its weights at the start have written, as the present ones would."""
+        self._continues = False
+        """Whether this round has completions of an attempt that a signal stopped, which no total counts yet."""
         self._batches: dict[int, ScoredBatch] = {}
         self._generator: Generator | None = None
         counts = ("completions", "tokens", "truncated", "scored_rows", "scored_tokens", *SPAN_COUNTS)
@@ -294,15 +303,23 @@ class Rollouts:
         every, is_first = self._policy.sync_every, self._round < 0
         number, begun = position.step // every, position.step % every
         if is_first:
-            self._restore(number if begun else number - 1)
+            self._restore(number, begun)
         self._round, self._batches, self._generated = number, {}, set()
-        counted = is_first and begun > 0  # by the attempt before
-        batches = self._batches_of_round(number, position, self._steps_left(position, every - begun), counted)
-        log_mu = self._sampled_with(number, batches) if isinstance(self._teacher, ServerTeacher) else {}
-        # The student's generation uses its budget; the teacher's work does so only if the settings say so, and once.
-        counts = self._context.spec.budget.counts_teacher and begun == 0
-        with nullcontext() if counts else paused():
-            self._score(batches, log_mu, repeats=begun > 0)
+        before = dict(self._totals)
+        try:
+            counted = is_first and begun > 0  # by the attempt before
+            batches = self._batches_of_round(number, position, self._steps_left(position, every - begun), counted)
+            log_mu = self._sampled_with(number, batches) if isinstance(self._teacher, ServerTeacher) else {}
+            # The student's generation uses its budget, the teacher's work only if the settings say so, and only once.
+            counts = self._context.spec.budget.counts_teacher and begun == 0
+            with nullcontext() if counts else paused():
+                self._score(batches, log_mu, repeats=begun > 0)
+        except EndedBySignal:
+            if begun == 0 and self._ranks.is_first:  # the checkpoint that follows has the weights of this round's start
+                self._folder.mkdir(parents=True, exist_ok=True)
+                write_json(self._totals_file(number), {**before, _IS_INTERRUPTED: True})
+            raise
+        self._continues = False
         if self._ranks.is_first:
             write_json(self._totals_file(number), dict(self._totals))
         self._report()
@@ -349,11 +366,15 @@ class Rollouts:
             self._add(**{name: spans[name] for name in SPAN_COUNTS})
         return found
 
-    def _restore(self, last: int) -> None:
-        """Counts of earlier attempts up to round `last`. Later rounds were after the checkpoint: the training is
-        repeated from there, and so is their generation."""
-        if self._totals_file(last).exists():
-            self._totals.update(read_json(self._totals_file(last)))
+    def _restore(self, number: int, begun: int) -> None:
+        """Counts of earlier attempts up to round `number`, of which `begun` steps are done. Later rounds were after the
+        checkpoint: the training is repeated from there, and so is their generation."""
+        totals = read_json(self._totals_file(number)) if self._totals_file(number).exists() else {}
+        self._continues = begun == 0 and totals.pop(_IS_INTERRUPTED, False)
+        last = number if begun or self._continues else number - 1
+        if last < number:
+            totals = read_json(self._totals_file(last)) if self._totals_file(last).exists() else {}
+        self._totals.update(totals)
         if self._ranks.is_first:
             for path in self._folder.glob("round-*"):
                 if int(path.stem.split("-")[1]) > last:
@@ -378,8 +399,7 @@ class Rollouts:
         files = sorted(self._folder.glob(f"round-{number:06d}-*.jsonl"))
         known = read_completions(*files)
         written: dict[int, list[_Written]] = {at: [] for at in micro_batches}
-        found: list[tuple[_Request, list[Completion]]] = []
-        missing: list[tuple[GenerationSettings, list[_Request]]] = []
+        found, missing = _Answers(), list[tuple[GenerationSettings, list[_Request]]]()
         for number_of_pass, some in by_pass.items():
             settings, unknown = self._settings(number_of_pass), list[_Request]()
             for request in some:
@@ -389,9 +409,10 @@ class Rollouts:
                 else:
                     unknown.append(request)
             missing += [(settings, unknown)] if unknown else []
+        uncounted = found if self._continues else _Answers()
         # A rank whose completions are complete takes part: the others need its shard of the weights and its counts.
-        if self._ranks.sum([float(bool(missing))])[0]:
-            found += self._generate(number, identity, missing)
+        if self._ranks.sum([float(bool(missing or uncounted))])[0]:
+            found = found + self._generate(number, identity, missing, uncounted)
         for request, answers in found:
             written[request.micro_batch] += [_Written(request.prompt, answer) for answer in answers]
         return written
@@ -426,13 +447,18 @@ class Rollouts:
         return answer.model_copy(update={"seed": int(state[0])})
 
     def _generate(
-        self, number: int, identity: str, work: Sequence[tuple[GenerationSettings, list[_Request]]]
-    ) -> list[tuple[_Request, list[Completion]]]:
+        self,
+        number: int,
+        identity: str,
+        work: Sequence[tuple[GenerationSettings, list[_Request]]],
+        uncounted: _Answers,
+    ) -> _Answers:
+        """Answers to the requests of `work`. `uncounted`: answers of an interrupted attempt, counted with them."""
         context, ranks = self._context, self._ranks
         assert self._open is not None
         path = self._folder / f"round-{number:06d}-{ranks.rank:04d}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        found: list[tuple[_Request, list[Completion]]] = []
+        found = _Answers()
         self._return_memory()
         with self._open(*GENERATE) as stage:
             self._synchronize(number)
@@ -449,9 +475,9 @@ class Rollouts:
             for settings, requests in work:
                 prompts = [request.prompt for request in requests]
                 answers = generate_into(path, self._generator_for(settings, identity), prompts, tick)
-                found += list(zip(requests, answers, strict=True))
-                self._generated |= {request.micro_batch for request in requests}
-            every = [answer for _, answers in found for answer in answers]
+                found += zip(requests, answers, strict=True)
+            self._generated |= {request.micro_batch for request, _ in (*found, *uncounted)}
+            every = [answer for _, answers in (*found, *uncounted) for answer in answers]
             if any(not answer.ids for answer in every):
                 raise JoulelabError(
                     "the engine returned completions without their tokens, which on-policy trains on",
@@ -588,21 +614,25 @@ class Rollouts:
         assert self._open is not None
         with self._open(*SCORE) as stage:
             begin_ns, scored = clock.now().mono_ns, list[CausalBatch]()
-            for number, batch in batches.items():
-                moved = batch.to(context.device)
-                own = {field.name: getattr(moved, field.name) for field in fields(CausalBatch)}
-                scored.append(moved)
-                if isinstance(self._teacher, ServerTeacher):
-                    stop = context.run.stop.check if self._ranks.world == 1 else lambda: None
-                    targets: Targets = self._teacher.targets(batch, log_mu[number], context.device, stop)
-                elif isinstance(moved, PairedBatch):
-                    assert self._pair is not None
-                    scored[-1] = moved.teacher
-                    targets = self._pair.targets(moved, self._teacher.targets(moved.teacher))
-                else:
-                    targets = self._teacher.targets(moved)
-                self._batches[number] = ScoredBatch(**own, targets=targets)
-                context.run.progress.advance(len(self._batches))
+            try:
+                for number, batch in batches.items():
+                    moved = batch.to(context.device)
+                    own = {field.name: getattr(moved, field.name) for field in fields(CausalBatch)}
+                    scored.append(moved)
+                    if isinstance(self._teacher, ServerTeacher):
+                        stop = context.run.stop.check if self._ranks.world == 1 else lambda: None
+                        targets: Targets = self._teacher.targets(batch, log_mu[number], context.device, stop)
+                    elif isinstance(moved, PairedBatch):
+                        assert self._pair is not None
+                        scored[-1] = moved.teacher
+                        targets = self._pair.targets(moved, self._teacher.targets(moved.teacher))
+                    else:
+                        targets = self._teacher.targets(moved)
+                    self._batches[number] = ScoredBatch(**own, targets=targets)
+                    context.run.progress.advance(len(self._batches))
+            except EndedBySignal:  # the scores so far are lost
+                context.run.note_setup("load", begin_ns, clock.now().mono_ns)
+                raise
             if context.device.type == "cuda":
                 torch.cuda.synchronize(context.device)  # queued work belongs to this stage
             if repeats:
