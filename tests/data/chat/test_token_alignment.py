@@ -142,3 +142,19 @@ def test_the_beginning_of_a_character_at_the_end_is_left_out(cut):
     assert without_cut_character("ab😀".encode()[:-cut]) == b"ab"
     assert without_cut_character("ab東".encode()) == "ab東".encode()
     assert without_cut_character(b"ab") == b"ab"
+
+
+@pytest.mark.parametrize("raw", [b"a \xe2\x82 film", b"a \x80\x80 film", b"\xf0\x9f great"])
+def test_every_byte_that_is_no_character_becomes_one_character(byte_level, sentencepiece, raw):
+    """What follows them stays aligned."""
+    own, other = TokenBytes.of(byte_level), TokenBytes.of(sentencepiece)
+    of_byte = {piece: number for number, piece in enumerate(own.pieces) if len(piece) == 1}
+    ids = [of_byte[bytes([byte])] for byte in raw]
+    text = own.text(ids)
+    assert text.count("\ufffd") == 2 and text.encode().replace("\ufffd".encode(), b"") == bytes(
+        byte for byte in raw if byte < 0x80
+    )
+    theirs = sentencepiece(text, add_special_tokens=False).input_ids
+    documents = [EncodedDocument(np.array([0, 0, *one]), np.arange(len(one) + 2) > 1) for one in (ids, theirs)]
+    spans = align(*documents, own, other)
+    assert spans[-1, 1] == len(ids) + 2, "up to the end"

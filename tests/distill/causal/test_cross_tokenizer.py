@@ -3,14 +3,18 @@
 import json
 import re
 
+import numpy as np
 import pytest
 from tiny_llama import TEMPLATE, WORDS, conversation, make_model, make_tokenizer
 from tiny_tokenizer import byte_level_tokenizer
 
+from joulelab.data.chat.encoding import DocumentList, EncodedDocument, pad_id_of
+from joulelab.data.chat.packing import pack
 from joulelab.distill.causal.cross_tokenizer import TokenizerPair, check_tokenizers
 from joulelab.distill.causal.models import check_codec, check_models
 from joulelab.distill.logit_cache.cache_store import LogitCache
 from joulelab.errors import ConfigError
+from joulelab.infer.generation.completions import encode_prompt
 from joulelab.runs.context import Stage
 from joulelab.runs.execute import execute
 from joulelab.runs.spec import check
@@ -197,6 +201,50 @@ def test_a_token_that_only_the_teacher_has_a_row_for_is_not_compared(lab, tmp_pa
     assert record.status == "done", record.error
     if pipeline == "kd":
         assert LogitCache.open(paths.artifacts / "logits").manifest.vocabulary == len(made) - 1
+
+
+@pytest.mark.parametrize("who", ["student", "teacher"])
+def test_a_token_without_a_row_is_not_compared_between_tokenizers(lab, tokenizer, tmp_path, who):
+    made = make_tokenizer() if who == "teacher" else load_tokenizer(str(tokenizer))
+    make_model(made).save_pretrained(tmp_path / who)
+    made.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    made.save_pretrained(tmp_path / who)
+    named = {"student": {"size": None, "model": str(tmp_path / "student")}} if who == "student" else {}
+    named |= {"teacher": {"model": str(tmp_path / "teacher")}} if who == "teacher" else {}
+    changes = {
+        "quality": {"against_teacher": False},
+        "budget": {"tokens": 600},
+        "distill": {"teacher": "live"},
+        **named,
+    }
+    changes["data"] = LONGER if who == "student" else {**LONGER, "tokenizer": str(tokenizer)}
+    record, _ = lab.run(tmp_path / "runs", "kd", **changes)
+    assert record.status == "done", record.error
+    assert record.results["alignment.token_share"].value > 0.95
+
+
+def test_a_teacher_without_embeddings_for_its_tokens_is_refused(lab, tokenizer, tmp_path):
+    made = make_tokenizer()
+    make_model(made).save_pretrained(tmp_path)
+    made.add_special_tokens({"pad_token": "<new>"})
+    made.save_pretrained(tmp_path)
+    spec = check(lab.settings("kd", **data(tokenizer, teacher={"model": str(tmp_path)}, distill={"teacher": "live"})))
+    with pytest.raises(ConfigError, match=r"teacher.model=.* has embeddings for 32 tokens"):
+        check_tokenizers(spec)
+
+
+def test_a_batch_that_the_teacher_cannot_read_to_its_answer_has_no_span(lab, tokenizer):
+    """The teacher's prompt fills its positions."""
+    student, teacher = load_tokenizer(str(lab.teacher)), load_tokenizer(str(tokenizer))
+    pair = TokenizerPair.of(student, teacher, "gold", teacher_positions=4)
+    prompt, answer = conversation(0)[:1], student(f"{WORDS[3]} {WORDS[4]}", add_special_tokens=False).input_ids
+    ids = np.array([*encode_prompt(student, prompt), *answer])
+    document = EncodedDocument(ids, np.arange(len(ids)) >= len(ids) - len(answer))
+    theirs = pair.completion(prompt, answer)
+    assert len(theirs.ids) == 4 and not theirs.trained.any()
+    packed = pack(DocumentList([document], pad_id_of(student)), 64, seed=0)
+    batch = pair.batch(packed, np.arange(1), DocumentList([theirs], pad_id_of(teacher)))
+    assert (batch.count, batch.teacher.count, batch.spans.size) == (len(answer), 1, 0)
 
 
 @pytest.mark.parametrize("who", ["student", "teacher"])

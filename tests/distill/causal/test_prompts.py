@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from tiny_llama import make_tokenizer
+from tiny_tokenizer import byte_level_tokenizer
 
 from joulelab.distill.causal import teacher
 from joulelab.distill.causal.config import Generation
@@ -74,6 +75,16 @@ def test_prompts_of_a_batch_of_rows_equal_those_of_one_row_at_a_time(monkeypatch
     found = teacher._find_prompts(context)
     assert found == prompts_one_by_one(tokenizer, MIXED_ROWS, generation)
     assert len(found) == wanted or wanted == 100
+
+
+def test_a_prompt_does_not_end_in_a_part_of_a_character(monkeypatch):
+    tokenizer = byte_level_tokenizer(["plain words"], vocab_size=260)  # a byte is a token
+    generation = Generation(prompts=9, prompt_tokens=5)
+    context = SimpleNamespace(tokenizer=tokenizer, spec=SimpleNamespace(generation=generation, data=None))
+    monkeypatch.setattr(
+        teacher, "_rows_with_prompts", lambda context, left_out: iter(["a東京", "😀😀", "東", "abcdef"])
+    )
+    assert [prompt for prompt, _ in teacher._find_prompts(context)] == ["a東", "😀", "東", "abcde"]
 
 
 def test_prompts_that_are_all_too_long_are_refused_with_the_length_of_the_shortest(monkeypatch):

@@ -28,6 +28,7 @@ from joulelab.errors import ConfigError
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 _SPACE_MARK = "▁"
 _LOST = "\ufffc"  # a character that texts do not have
 _AFTER_NO_SPACE = (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")  # as decoders of WordPiece write them
@@ -71,9 +72,10 @@ class TokenBytes:
         return b"".join(map(self.pieces.__getitem__, np.asarray(ids).tolist()))
 
     def text(self, ids: Sequence[int] | Ints) -> str:
-        """What the tokens say; special tokens and a character that ends in the middle are left out."""
+        """What the tokens say; special tokens and a character that ends in the middle are left out. Each byte that is
+        no character becomes a U+FFFD, as in the alignment."""
         whole = self.join([number for number in ids if not self.is_special[number]])
-        return without_cut_character(whole).decode("utf-8", "replace")
+        return _ESCAPED_BYTE.sub("\ufffd", without_cut_character(whole).decode("utf-8", "surrogateescape"))
 
     def text_bytes(self, document: EncodedDocument) -> int:
         """Bytes of the trained tokens; special tokens have none."""
@@ -175,24 +177,37 @@ class CommonVocabulary:
         return len(self.student_ids)
 
     @classmethod
-    def of(cls, student: TokenBytes, teacher: TokenBytes, ends: Sequence[tuple[int, int]] = ()) -> CommonVocabulary:
-        """`ends`: ids that end a turn or a text in both, whatever they are called."""
-        own, other = _ids_by_text(student), _ids_by_text(teacher)
+    def of(
+        cls,
+        student: TokenBytes,
+        teacher: TokenBytes,
+        ends: Sequence[tuple[int, int]] = (),
+        student_rows: int | None = None,
+        teacher_rows: int | None = None,
+    ) -> CommonVocabulary:
+        """`ends`: ids that end a turn or a text in both, whatever they are called. `student_rows`, `teacher_rows`: rows
+        of the models' embeddings; a special token that no text has may have none."""
+        words, others = _least(len(student.pieces), student_rows), _least(len(teacher.pieces), teacher_rows)
+        own, other = _ids_by_text(student, words), _ids_by_text(teacher, others)
         pairs: dict[int, int] = {}
         taken: set[int] = set()
         for one, two in [*ends, *((own[text], other[text]) for text in own if text in other)]:
-            if one not in pairs and two not in taken:
+            if one not in pairs and two not in taken and one < words and two < others:
                 pairs[one] = two
                 taken.add(two)
         ids = np.array(sorted(pairs), dtype=np.int64)
         partners = np.array([pairs[number] for number in ids.tolist()], dtype=np.int64)
-        rest = np.setdiff1d(np.arange(len(student.pieces)), ids)
-        return cls(ids, partners, rest, np.setdiff1d(np.arange(len(teacher.pieces)), partners))
+        rest = np.setdiff1d(np.arange(words), ids)
+        return cls(ids, partners, rest, np.setdiff1d(np.arange(others), partners))
 
 
-def _ids_by_text(tokens: TokenBytes) -> dict[tuple[bool, bytes], int]:
+def _least(count: int, rows: int | None) -> int:
+    return count if rows is None else min(count, rows)
+
+
+def _ids_by_text(tokens: TokenBytes, words: int) -> dict[tuple[bool, bytes], int]:
     """Ids by text. If two tokens have the same text, the one that is not a byte fallback counts, then the first."""
-    order = sorted(range(len(tokens.pieces)), key=lambda number: (number in tokens.fallback, number))
+    order = sorted(range(words), key=lambda number: (number in tokens.fallback, number))
     found: dict[tuple[bool, bytes], int] = {}
     for number in order:
         if tokens.pieces[number]:

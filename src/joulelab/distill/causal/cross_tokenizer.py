@@ -41,7 +41,15 @@ from joulelab.data.chat.templates import CHATML, ChatTemplate, ConversationRefus
 from joulelab.data.chat.token_alignment import CommonVocabulary, Ints, TokenBytes, align
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.data import data_rows, split_rows
-from joulelab.distill.causal.models import TEST, TRAIN, CausalContext, Split, max_positions, require_positions
+from joulelab.distill.causal.models import (
+    TEST,
+    TRAIN,
+    CausalContext,
+    Split,
+    embedding_rows,
+    max_positions,
+    require_positions,
+)
 from joulelab.distill.logit_cache.aligned_loss import AlignedTargets, BatchSpans, CommonTokens, CrossTokenizerLoss
 from joulelab.distill.logit_cache.kd_loss import DenseTargets, target_positions
 from joulelab.distill.runner import StageSpec
@@ -49,7 +57,7 @@ from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import Prompt, answer_ids, as_messages, encode_prompt, end_of_turn
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
-from joulelab.zoo.pretrained import causal_lm_config, load_tokenizer
+from joulelab.zoo.pretrained import load_tokenizer
 
 STAGE = StageSpec("data.teacher-tokens", "data", "preprocess")
 SPAN_COUNTS = ("trained", "aligned", "spans", "with text", "one to one")
@@ -80,6 +88,7 @@ def check_tokenizers(spec: CausalSpec) -> None:
     reason = _why_same_needed(spec)
     if reason is not None:
         raise ConfigError(f"{found}; {reason[0]}", reason[1])
+    require_embeddings("teacher.model", name, name)
     if spec.data.template is not None:
         own.chat_template = read_template(Path(spec.data.template))
     pair = TokenizerPair.of(own, other, spec.teacher.cross_tokenizer_loss, max_positions(name))
@@ -95,7 +104,7 @@ def check_tokenizers(spec: CausalSpec) -> None:
 def require_embeddings(setting: str, model: str, tokenizer: str, template: str | None = None) -> None:
     """Raise if tokens of texts have no embedding. A special token that no text has may have none: Gemma 3 has one for
     images. `template`: a file with the chat template, if it is not the tokenizer's own."""
-    rows = int(causal_lm_config(model).get_text_config().vocab_size)
+    rows = embedding_rows(model)
     loaded = load_tokenizer(tokenizer)
     beyond = {number: word for word, number in loaded.get_vocab().items() if number >= rows}
     if not beyond:
@@ -168,12 +177,19 @@ class TokenizerPair:
 
     @classmethod
     def of(
-        cls, student: Any, teacher: Any, loss: CrossTokenizerLoss, teacher_positions: int | None = None
+        cls,
+        student: Any,
+        teacher: Any,
+        loss: CrossTokenizerLoss,
+        teacher_positions: int | None = None,
+        student_rows: int | None = None,
+        teacher_rows: int | None = None,
     ) -> TokenizerPair:
         own, other = TokenBytes.of(student), TokenBytes.of(teacher)
         ends = ((end_of_turn(student), end_of_turn(teacher)), (student.eos_token_id, teacher.eos_token_id))
         known = [(int(one), int(two)) for one, two in ends if one is not None and two is not None]
-        return cls(student, teacher, own, other, CommonVocabulary.of(own, other, known), loss, teacher_positions)
+        common = CommonVocabulary.of(own, other, known, student_rows, teacher_rows)
+        return cls(student, teacher, own, other, common, loss, teacher_positions)
 
     def describe(self) -> str:
         how = {
@@ -249,8 +265,11 @@ class TokenizerPair:
                     self.count(document, spans, tally)
                 found.append((place, offset, theirs, spans))
                 offset += length
-        # Documents without a span need no teacher; but a batch has at least one document.
-        used = [one for one in found if len(one[3])] or found[:1]
+        # Documents without a span need no teacher; but a batch has at least one document with a token to score.
+        used = [one for one in found if len(one[3])]
+        if not used:
+            place, offset, theirs, spans = found[0]
+            used = [(place, offset, EncodedDocument(np.resize(theirs.ids, 2), np.array([False, True])), spans)]
         teacher, places = _packed(DocumentList([one[2] for one in used], documents.pad_id), packed.row_length)
         other_BT = _numbers(teacher)
         firsts: list[Ints] = []
@@ -366,7 +385,8 @@ def tokenizer_pair(context: CausalContext) -> TokenizerPair | None:
         own, other, teacher = context.tokenizer, context.teacher_tokenizer, context.spec.teacher
         pair = None
         if other is not own:
-            pair = TokenizerPair.of(own, other, teacher.cross_tokenizer_loss, max_positions(teacher.model))
+            limits = max_positions(teacher.model), context.compared_words, embedding_rows(teacher.model)
+            pair = TokenizerPair.of(own, other, teacher.cross_tokenizer_loss, *limits)
         context.cross_tokenizer["pair"] = pair
     found: TokenizerPair | None = context.cross_tokenizer["pair"]
     return found

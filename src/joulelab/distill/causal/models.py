@@ -142,6 +142,12 @@ def check_models(spec: CausalSpec) -> None:
         check_embedding_width(int(teacher.hidden_size), SHAPES[student.size].width)
 
 
+def embedding_rows(model: str) -> int:
+    """Tokens that the model has an embedding for: fewer than its tokenizer's if a token occurs in no text, more if they
+    are padded."""
+    return int(causal_lm_config(model).get_text_config().vocab_size)
+
+
 def max_positions(model: str) -> int | None:
     """Tokens that the model can read at most; None if its configuration does not say."""
     found = getattr(causal_lm_config(model).get_text_config(), "max_position_embeddings", None)
@@ -164,7 +170,7 @@ def require_positions(setting: str, model: str, spec: CausalSpec) -> None:
 
 def check_codec(spec: CausalSpec) -> None:
     """Raise if a cache would list more tokens than the teacher has."""
-    codec, words = get_codec(spec.distill.codec), int(causal_lm_config(spec.teacher.model).get_text_config().vocab_size)
+    codec, words = get_codec(spec.distill.codec), embedding_rows(spec.teacher.model)
     if codec.top > words:
         raise ConfigError(
             f"distill.codec={spec.distill.codec} lists {codec.top:,} tokens, but {spec.teacher.model} has {words:,}",
@@ -464,8 +470,7 @@ class CausalContext:
         """Tokens over which student and teacher are compared: those that the student's head has a row for. A special
         token that no text contains may have none."""
         named = self.spec.student.model
-        rows = self.vocabulary if named is None else int(causal_lm_config(named).get_text_config().vocab_size)
-        return min(self.vocabulary, rows)
+        return self.vocabulary if named is None else min(self.vocabulary, embedding_rows(named))
 
     @cached_property
     def teacher_tokenizer(self) -> Any:

@@ -226,7 +226,8 @@ def _prompts_of(context: CausalContext, rows: Sequence[Row]) -> list[tuple[Promp
     """The prompts of these rows, in order, each with the data's own answer and its length in tokens."""
     generation, tokenizer = context.spec.generation, context.tokenizer
     first = _first_ids(tokenizer, [row for row in rows if isinstance(row, str)], generation.prompt_tokens)
-    starts = iter(tokenizer.batch_decode(first, skip_special_tokens=True))
+    # the last token may be a part of a character
+    starts = (text.rstrip("\ufffd") for text in tokenizer.batch_decode(first, skip_special_tokens=True))
     found: list[tuple[Prompt, str | None]] = []
     for row in rows:
         if isinstance(row, str):
