@@ -85,6 +85,24 @@ def test_a_parallel_kind_needs_several_processes_of_the_job():
         require_ranks(spec, nodes=1, ranks=1)
 
 
+def test_an_energy_budget_is_that_of_one_host():
+    """Each host's meter is read by its own process, and ranks exchange no energy."""
+    by_energy = {"training": {"epochs": None, "max_energy_j": 500}}
+    zoo = check({"pipeline": "train", "model": "gpt2", **by_energy})
+    kd = check(merge(read_experiment("kd-tiny"), {"budget": {"tokens": None, "energy_j": 500}}))
+    for spec in (zoo, kd):
+        require_ranks(spec, nodes=1, ranks=2)
+        with pytest.raises(ConfigError, match="set for 2 hosts"):
+            require_ranks(spec, nodes=2, ranks=1)
+
+
+def test_separate_models_on_several_ranks_are_refused():
+    spec = check({"pipeline": "train", "model": "gpt2", "training": {"parallel": "none"}})
+    require_ranks(spec, nodes=1, ranks=1)
+    with pytest.raises(ConfigError, match="would train 2 separate models"):
+        require_ranks(spec, nodes=1, ranks=2)
+
+
 def test_pipelines_that_share_their_work_are_those_that_join_the_ranks():
     """`run_recipe` joins the ranks of every pipeline that declares it."""
     modules = {name: place.partition(":")[0] for name, place in lookup.PIPELINES._entries.items()}

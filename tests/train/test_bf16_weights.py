@@ -321,6 +321,8 @@ def test_settings_that_cannot_work_are_refused():
         TrainingConfig(weights="bf16")
     with pytest.raises(ValidationError, match="use adafactor or adamw"):
         TrainingConfig(optimizer="adamw-8bit", parallel="fsdp")
+    with pytest.raises(ValidationError, match="does not support precision=fp16"):
+        TrainingConfig(precision="fp16", parallel="fsdp")
     with pytest.raises(ConfigError, match="batch normalization"):
         require_castable(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from ragged_language import language_trainer
 
-from joulelab.errors import ConfigError, EndedBySignal
+from joulelab.errors import ConfigError, EndedBySignal, NotFoundError
 from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.meter.sensors import Device
 from joulelab.meter.trace import LineFile, header
@@ -28,6 +28,7 @@ from joulelab.train.budget import (
 from joulelab.train.checkpoint import CheckpointFolder
 from joulelab.train.config import TrainingConfig
 from joulelab.train.trainer import TrainerCallbacks, learning_rate_factor
+from joulelab.train.training_session import require_replayed
 
 
 def budget(clock=None, energy=None, replayed=None, notes=None, **limits):
@@ -59,6 +60,13 @@ def test_the_expected_time_is_that_of_the_closest_limit():
     assert joules.expected_s(at, 3.0) is None, "the counter may be a refresh behind the clock"
     now[0], used[0] = 10.0, 507.0
     assert joules.expected_s(at, 3.0) == 20.0
+
+
+def test_a_run_to_replay_that_does_not_exist_is_found_before_the_work(tmp_path):
+    run = SimpleNamespace(store=tmp_path)
+    require_replayed(run, TrainingConfig())
+    with pytest.raises(NotFoundError, match="no runs under"):
+        require_replayed(run, TrainingConfig(), TrainingConfig(replay_budget_of="gone"))
 
 
 def test_training_without_an_end_is_refused():

@@ -308,7 +308,7 @@ def _checks(spec: RunSpec, options: RunOptions) -> Iterator[Callable[[], object]
     from joulelab.errors import refuse_all
     from joulelab.meter.monitor.exposition import require_free
     from joulelab.runs.environment import demand_hardware, demand_sensors
-    from joulelab.runs.execute import started_by_torchrun
+    from joulelab.runs.execute import host_count, rank_count, started_by_torchrun
     from joulelab.trackers.codecarbon import check_installed
     from joulelab.trackers.tracker import require_installed
 
@@ -317,7 +317,7 @@ def _checks(spec: RunSpec, options: RunOptions) -> Iterator[Callable[[], object]
     if not options.dry_run:
         yield lambda: demand_hardware(spec.hardware)
         if (options.until or getattr(spec, "until", "train")) == "train":
-            yield lambda: spec.require_ranks(started_by_torchrun())
+            yield lambda: spec.require_ranks(started_by_torchrun(), rank_count(), host_count())
     if spec.energy.prometheus:
         yield lambda: require_free(spec.energy.prometheus)
     yield lambda: check_installed(spec.energy)

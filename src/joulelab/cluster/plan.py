@@ -79,7 +79,7 @@ def require_shards(shards: int, steps: Sequence[str]) -> None:
 
 
 def require_ranks(spec: RunSpec, nodes: int, ranks: int) -> None:
-    spec.require_ranks(nodes * ranks > 1)
+    spec.require_ranks(nodes * ranks > 1, nodes * ranks, nodes)
     if nodes * ranks > 1 and not spec.shares_ranks:
         specs = lookup.PIPELINE_SPECS
         distributed = [name for name in specs.names() if specs.resolve(name).shares_ranks]

@@ -44,7 +44,7 @@ from joulelab.train.budget import require_energy_reading
 from joulelab.train.devices import resolve_device
 from joulelab.train.optim import track_compilations
 from joulelab.train.parallel import SINGLE_RANK, Ranks, process_group
-from joulelab.train.training_session import TrainingJob, TrainingOutcome, train_in_run
+from joulelab.train.training_session import TrainingJob, TrainingOutcome, require_replayed, train_in_run
 from joulelab.zoo.pretrained import import_model_classes
 
 SpecT = TypeVar("SpecT", bound=RunSpec)
@@ -121,6 +121,7 @@ def run_recipe(run: RunContext, make_recipe: Callable[[Runner[DistillSpecT]], Re
         for name in spec.evaluators:
             load_evaluator(name)
         require_energy_reading(run, *spec.trainings)
+        require_replayed(run, *spec.trainings)
         in_fp32 = spec.until != "data" and any(training.precision == "fp32" for training in spec.trainings)
         if in_fp32 and environment.has_bf16_cores(spec.device):
             run.note(_FP32_ON_A_GPU)

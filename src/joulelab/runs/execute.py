@@ -119,7 +119,7 @@ class RankInfo:
 
 def current_rank() -> RankInfo:
     """From the environment variables of torchrun; a single process without them."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = rank_count()
     if world == 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
         return RankInfo()
     return RankInfo(int(os.environ["RANK"]), world, _job_name(os.environ, os.getppid()))
@@ -127,7 +127,16 @@ def current_rank() -> RankInfo:
 
 def started_by_torchrun() -> bool:
     """Also with one rank, which may resume a training of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 or "TORCHELASTIC_RUN_ID" in os.environ
+    return rank_count() > 1 or "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def rank_count() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def host_count() -> int:
+    """Hosts of the job; torchrun starts as many ranks on each."""
+    return max(1, rank_count() // int(os.environ.get("LOCAL_WORLD_SIZE", str(rank_count()))))
 
 
 def _job_name(environ: Mapping[str, str], launcher_pid: int) -> str:

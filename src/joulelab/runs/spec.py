@@ -390,9 +390,9 @@ class RunSpec(Section):
         settings then have the choice, so that a resumed attempt and a repetition use it."""
         return self
 
-    def require_ranks(self, several: bool) -> None:
-        """Raise `ConfigError` if a training of this run needs several ranks and there is one. Not one of `checks`,
-        which are also made on a login node."""
+    def require_ranks(self, launched: bool, ranks: int, hosts: int) -> None:
+        """Raise `ConfigError` if a training of this run cannot run on so many ranks, which torchrun starts if
+        `launched`. Not one of `checks`, which are also made on a login node."""
 
     def require_packages(self) -> None:
         """Raise `DependencyMissing` if a package is not installed without which no stage can run."""

@@ -128,6 +128,8 @@ class TrainingConfig(Section):
             raise ValueError(
                 f"matmul=fp8 replaces products in bf16, but precision is {self.precision}; set precision=bf16"
             )
+        if self.precision == "fp16" and self.parallel == "fsdp":
+            raise ValueError("parallel=fsdp does not support precision=fp16, which scales losses; set precision=bf16")
         if self.matmul == "fp8" and self.parallel == "fsdp":
             raise ValueError("matmul=fp8 does not support parallel=fsdp; set parallel=ddp, or set matmul=precision")
         if self.rounding == "kahan" and self.weights == "fp32":
@@ -146,8 +148,19 @@ class TrainingConfig(Section):
             )
         return self
 
-    def require_ranks(self, several: bool) -> None:
-        if self.parallel in ("ddp", "fsdp") and not several:
+    def require_ranks(self, launched: bool, ranks: int, hosts: int) -> None:
+        """`launched`: whether torchrun starts the ranks, of which there may be one."""
+        if self.parallel == "none" and ranks > 1:
+            raise ConfigError(
+                f"training.parallel=none with {ranks} ranks would train {ranks} separate models",
+                "set training.parallel=auto, or start one process",
+            )
+        if self.max_energy_j is not None and hosts > 1:
+            raise ConfigError(
+                f"an energy budget was set for {hosts} hosts, but it reads the meter of one",
+                "set the budget in tokens, steps or time, or use one host",
+            )
+        if self.parallel in ("ddp", "fsdp") and not launched:
             raise ConfigError(
                 f"training.parallel={self.parallel} requires several ranks but there is one",
                 "start with torchrun --nproc-per-node N -m joulelab ... (in a job: joulelab submit --gpus N), or set "
@@ -192,7 +205,7 @@ class TrainingRunSpec(RunSpec):
         """The trainings this run may do."""
         return ()
 
-    def require_ranks(self, several: bool) -> None:
+    def require_ranks(self, launched: bool, ranks: int, hosts: int) -> None:
         for training in self.trainings:
             if training.parallel in ("ddp", "fsdp") and not self.shares_ranks:
                 raise ConfigError(
@@ -200,4 +213,4 @@ class TrainingRunSpec(RunSpec):
                     f"'{self.pipeline}' runs in a single process",
                     "set training.parallel=auto",
                 )
-            training.require_ranks(several)
+            training.require_ranks(launched, ranks, hosts)

@@ -22,8 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from joulelab.errors import ConfigError
-from joulelab.runs.execute import started_by_torchrun
+from joulelab.runs.execute import host_count, started_by_torchrun
 from joulelab.train.config import TrainingConfig
 
 TIMEOUT = timedelta(minutes=10)
@@ -119,14 +118,7 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def parallel_mode(config: TrainingConfig, ranks: Ranks) -> str:
-    config.require_ranks(ranks.world > 1 or has_process_group())
-    if config.parallel == "fsdp" and config.precision == "fp16":
-        raise ConfigError("loss scaling for fp16 is not supported with fsdp", "use precision=bf16 with parallel=fsdp")
-    if config.parallel == "none" and ranks.world > 1:
-        raise ConfigError(
-            f"parallel=none with {ranks.world} ranks would train {ranks.world} separate models",
-            "set parallel=auto, or start one process",
-        )
+    config.require_ranks(ranks.world > 1 or has_process_group(), ranks.world, host_count())
     return "ddp" if config.parallel == "auto" and ranks.world > 1 else config.parallel
 
 

@@ -82,6 +82,13 @@ class TrainingOutcome:
     """What the training used of its energy budget, by the live reading; None without such a budget."""
 
 
+def require_replayed(run: RunContext, *trainings: TrainingConfig) -> None:
+    """Raise if a run whose budget is to be replayed does not exist, before any work."""
+    for training in trainings:
+        if training.replay_budget_of is not None:
+            find_folder(run.store, training.replay_budget_of)
+
+
 def train_in_run(run: RunContext, job: TrainingJob) -> TrainingOutcome:
     return _Session(run, job).train()
 
