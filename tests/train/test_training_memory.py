@@ -120,3 +120,17 @@ def test_where_nothing_fits_the_hint_says_it():
     with pytest.raises(ConfigError) as refused:
         require_memory("student.train", LARGE, settings(optimizer="adamw"), 1 * GB)
     assert "use a smaller student" in refused.value.hint
+
+
+def test_the_hint_names_another_device_only_if_the_rest_fits():
+    size = replace(LARGE, other_models_bytes=30 * GB, other_models_hint="the teacher on another device")
+    for free, fits in ((20 * GB, False), (245 * GB, True)):
+        with pytest.raises(ConfigError) as refused:
+            require_memory("student.train", size, settings(optimizer="adamw"), free)
+        assert ("another device" in refused.value.hint) is fits
+
+
+def test_the_hint_names_the_section_of_the_settings():
+    with pytest.raises(ConfigError) as refused:
+        require_memory("student.sft", LARGE, settings(optimizer="adamw"), 141 * GB, section="start")
+    assert "start.optimizer=adafactor" in refused.value.hint and "training." not in refused.value.hint

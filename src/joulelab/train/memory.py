@@ -9,8 +9,8 @@ model was loaded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import islice, product
 from typing import Any
 
 from joulelab.errors import ConfigError
@@ -40,6 +40,8 @@ class ModelSize:
     vocabulary: int
     chunk: int
     """Tokens whose logits exist at a time."""
+    gated: bool = True
+    """Whether the feed-forward part multiplies two projections (Llama), instead of having one (OPT, GPT-NeoX)."""
     key_width: int | None = None
     """Of the keys of all heads together; None: the width of the model."""
     sure_tokens: int | None = None
@@ -77,17 +79,23 @@ def training_bytes(size: ModelSize, config: TrainingConfig, ranks: int = 1) -> d
 def _saved_per_layer(size: ModelSize, config: TrainingConfig) -> int:
     """Numbers that a layer keeps of a token for its backward pass, at least."""
     width, inner, keys = size.width, size.inner_width, size.width if size.key_width is None else size.key_width
+    is_whole = size.trained == size.parameters
     if config.activation_checkpointing:
         return width  # its input
     if config.compile != "off":
         # The compiler computes norms and activation functions again, from the outputs of the products.
-        return 4 * width + 2 * keys + 2 * inner
-    # The inputs of its seven products and two norms, queries, keys and values, and three numbers per inner unit.
-    return 6 * width + 2 * keys + 3 * inner
+        return (4 if is_whole else 2) * width + 2 * keys + (2 if size.gated else 1) * inner
+    # The inputs of two norms, queries, keys, values and what attention returns; factors and result of the feed-forward
+    # part. If all weights are trained, also the inputs of other products, which some layers share with a norm.
+    projections = 2 * width if is_whole and size.gated else 0
+    return 4 * width + projections + 2 * keys + (3 if size.gated else 1) * inner
 
 
-def require_memory(stage: str, size: ModelSize, config: TrainingConfig, free_bytes: int, ranks: int = 1) -> None:
-    """Raise ConfigError, with settings that fit, if the training needs more than `free_bytes` of a device."""
+def require_memory(
+    stage: str, size: ModelSize, config: TrainingConfig, free_bytes: int, ranks: int = 1, section: str = "training"
+) -> None:
+    """Raise ConfigError, with settings that fit, if the training needs more than `free_bytes` of a device. `section`:
+    where the settings have `config`."""
     parts = training_bytes(size, config, ranks)
     needed = sum(parts.values())
     if needed <= free_bytes:
@@ -97,25 +105,32 @@ def require_memory(stage: str, size: ModelSize, config: TrainingConfig, free_byt
     raise ConfigError(
         f"{stage}: training {size.trained / 1e9:.1f} billion weights needs at least {size_text(needed)}{shared} "
         f"({listed}), but {size_text(free_bytes)} is free",
-        _hint(size, config, _MARGIN * free_bytes, ranks),
+        _hint(size, config, _MARGIN * free_bytes, ranks, section),
     )
 
 
-def _hint(size: ModelSize, config: TrainingConfig, free_bytes: float, ranks: int) -> str:
-    ways = [f"{text} ({size_text(amount)})" for text, amount in _fitting(size, config, free_bytes, ranks)][:3]
+def _hint(size: ModelSize, config: TrainingConfig, free_bytes: float, ranks: int, section: str) -> str:
+    ways = []
+    for change, amount in islice(_fitting(size, config, free_bytes, ranks), 3):
+        text = " ".join(f"{section}.{key}={str(value).lower()}" for key, value in change.items())
+        ways.append(f"{text} ({size_text(amount)})")
     for more in (count for count in _RANKS if count > ranks):
         amount = sum(training_bytes(size, config, more).values())
         is_allowed = config.optimizer != "adamw-8bit" and config.matmul != "fp8" and config.precision != "fp16"
         if amount <= free_bytes and is_allowed and size.trained == size.parameters:  # fsdp has no adapters
-            ways.append(f"training.parallel=fsdp on {more} GPUs ({size_text(amount)} each)")
+            ways.append(f"{section}.parallel=fsdp on {more} GPUs ({size_text(amount)} each)")
             break
-    ways += [size.other_models_hint] if size.other_models_hint else []
+    alone = replace(size, other_models_bytes=0)
+    if size.other_models_hint and sum(training_bytes(alone, config, ranks).values()) <= free_bytes:
+        ways.append(size.other_models_hint)
     if not ways:
-        return "no setting fits: use a smaller student, adapters (student.lora), or a smaller training.batch_size"
+        return f"no setting fits: use a smaller student, adapters (student.lora), or a smaller {section}.batch_size"
     return f"settings that fit: {'; or '.join(ways)}"
 
 
-def _fitting(size: ModelSize, config: TrainingConfig, free_bytes: float, ranks: int) -> Iterator[tuple[str, int]]:
+def _fitting(
+    size: ModelSize, config: TrainingConfig, free_bytes: float, ranks: int
+) -> Iterator[tuple[Mapping[str, Any], int]]:
     """Changes of settings with which the training fits, those with the fewest changes first."""
     optimizers = ("adamw-8bit", "adafactor") if config.parallel != "fsdp" else ("adafactor",)
     choices: Sequence[Mapping[str, Any]] = [
@@ -135,4 +150,4 @@ def _fitting(size: ModelSize, config: TrainingConfig, free_bytes: float, ranks: 
         amount = sum(training_bytes(size, config.model_copy(update=change), ranks).values())
         if amount <= free_bytes and not any(other.items() <= change.items() for other in fitting):
             fitting.append(change)
-            yield " ".join(f"training.{key}={str(value).lower()}" for key, value in change.items()), amount
+            yield change, amount

@@ -6,13 +6,16 @@ import pytest
 import torch
 import transformers
 
-from joulelab.distill.causal.models import check_memory
+from joulelab.distill.causal.config import Lora
+from joulelab.distill.causal.models import _is_gated, add_lora, check_memory, expose_hidden_states
 from joulelab.distill.causal.recipe import model_checks
 from joulelab.errors import ConfigError, refuse_all
 from joulelab.runs import environment
 from joulelab.runs.execute import execute
 from joulelab.runs.groups import check_group
 from joulelab.runs.spec import check, experiment_names, read_experiment, read_layers
+from joulelab.train.config import TrainingConfig
+from joulelab.train.memory import ModelSize, _saved_per_layer
 from joulelab.zoo.pretrained import load_causal_lm
 
 BF16 = {"weights": "bf16", "precision": "bf16"}
@@ -149,3 +152,43 @@ def test_rotary_frequencies_of_a_bf16_teacher_stay_float32(lab):
     teacher = context.load_teacher()
     assert next(teacher.parameters()).dtype == torch.bfloat16
     assert teacher.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+SMALL = {"vocab_size": 100, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize(
+    ("family", "shape", "query"),
+    [
+        ("Llama", {"intermediate_size": 344, "num_key_value_heads": 1}, "q_proj"),
+        ("Phi3", {"intermediate_size": 512, "pad_token_id": 0}, "qkv_proj"),
+        ("GPTNeoX", {"intermediate_size": 512}, "query_key_value"),
+        ("OPT", {"ffn_dim": 512, "word_embed_proj_dim": 128, "dropout": 0.0}, "q_proj"),
+        ("Starcoder2", {"intermediate_size": 512, "num_key_value_heads": 1, "residual_dropout": 0.0}, "q_proj"),
+    ],
+)
+def test_no_more_activations_are_counted_than_a_layer_saves(family, shape, query, adapters):
+    config = getattr(transformers, f"{family}Config")(**SMALL, **shape)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    key_width = 32 * (getattr(config, "num_key_value_heads", None) or 4)
+    inner = shape.get("intermediate_size", 512)
+    size = ModelSize(2, 1 if adapters else 2, 4, 128, inner, 64, 100, 64, _is_gated(model), key_width)
+    model = expose_hidden_states(model)
+    if adapters:
+        model = add_lora(model, Lora(rank=2, targets=(query,)), 0).model
+    known = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    saved = {}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            saved[storage.data_ptr()] = tensor  # kept, so that its memory is not used again
+        return tensor
+
+    ids = torch.randint(0, 100, (2, 64))
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model.train()(ids, hidden_only=True)
+    measured = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / ids.numel() / 4
+    counted = 4 * _saved_per_layer(size, TrainingConfig(precision="fp32"))
+    assert 0.45 * measured < counted <= measured

@@ -185,10 +185,12 @@ def check_memory(spec: CausalSpec) -> None:
     if free_bytes is None:
         return
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    for stage, training in (("student.train", spec.training), ("student.sft", spec.start)):
-        if training is not None and (stage == "student.train" or (spec.sft_first and spec.pipeline in STARTS_FROM_SFT)):
-            size = _training_size(spec, on_gpu, alone=stage == "student.sft")
-            require_memory(stage, size, training, free_bytes, world if training.parallel == "fsdp" else 1)
+    trainings = [("student.train", "training", spec.training)]
+    if spec.start is not None and spec.sft_first and spec.pipeline in STARTS_FROM_SFT:
+        trainings.append(("student.sft", "start", spec.start))
+    for stage, section, training in trainings:
+        size = _training_size(spec, on_gpu, alone=stage == "student.sft")
+        require_memory(stage, size, training, free_bytes, world if training.parallel == "fsdp" else 1, section)
 
 
 def _training_size(spec: CausalSpec, on_gpu: bool, alone: bool) -> ModelSize:
@@ -226,12 +228,17 @@ def _training_size(spec: CausalSpec, on_gpu: bool, alone: bool) -> ModelSize:
         parameters=parameters + (trained if student.lora else 0), trained=trained,
         layers=int(config.num_hidden_layers), width=int(config.hidden_size),
         inner_width=int(getattr(config, "intermediate_size", 0) or 4 * config.hidden_size),
-        row_length=spec.data.row_length, vocabulary=int(config.vocab_size), chunk=spec.chunk,
+        row_length=spec.data.row_length, vocabulary=int(config.vocab_size), chunk=spec.chunk, gated=_is_gated(model),
         key_width=int(getattr(config, "head_dim", None) or config.hidden_size // heads) * key_heads,
         sure_tokens=1 if is_short else None,
         head_is_trained=student.lora is None or model.get_output_embeddings() in targets,
         other_models_bytes=other_bytes, other_models_hint=hint,
     )  # fmt: skip
+
+
+def _is_gated(model: nn.Module) -> bool:
+    """Whether its feed-forward parts multiply two projections, by the names that transformers gives to them."""
+    return any(name.rpartition(".")[2] in ("gate_proj", "gate_up_proj") for name, _ in model.named_modules())
 
 
 def _meta_model(name: str, layers: tuple[int, ...] | None = None) -> Any:
