@@ -17,7 +17,7 @@ from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import encode_prompt
 from joulelab.runs.context import Stage
 from joulelab.runs.execute import execute
-from joulelab.runs.spec import check
+from joulelab.runs.spec import check, refuse_unused
 from joulelab.zoo.pretrained import load_tokenizer
 
 LONGER = {"max_tokens": 64, "row_length": 64}
@@ -151,6 +151,23 @@ def test_what_needs_the_same_ids_is_refused_before_it_runs(lab, tokenizer, pipel
     with pytest.raises(ConfigError) as refused:
         check_tokenizers(spec)
     assert re.search(text, f"{refused.value.message}; {refused.value.hint}")
+
+
+def test_settings_of_the_loss_without_effect_are_refused(lab, tokenizer):
+    spec = check(lab.settings("kd", teacher={"cross_tokenizer_loss": "uld"}))
+    with pytest.raises(ConfigError, match=r"uld has no effect, because .* the same tokenizer"):
+        check_tokenizers(spec)
+    check_tokenizers(check(lab.settings("kd", **data(tokenizer, distill={"teacher": "live"}))))
+    with pytest.raises(ConfigError, match=r"distill.divergence has no effect .* uld has no divergence"):
+        refuse_unused({"distill": {"divergence": "reverse"}}, [spec])
+
+
+def test_the_engine_of_a_teacher_that_does_not_generate_is_refused(lab):
+    mixed = {"on_policy": {"student_share": 0.5, "other_data": "teacher"}}
+    for policy, is_used in (({}, False), (mixed, True)):
+        spec = check(lab.settings("on-policy", generation={"prompt_tokens": 18, "engine_python": "/none"}, **policy))
+        assert ("generation.engine_python" in spec.unused_settings) is not is_used
+        assert (spec.engine_installation in list(spec.checks())) is is_used
 
 
 def test_a_student_without_embeddings_for_its_tokens_is_refused(lab, tokenizer, tmp_path):

@@ -679,6 +679,14 @@ class CausalSpec(LanguageModelSpec):
             unused |= {f"generation.{name}": by for name in filters}
         if self.pipeline != "synthetic":
             unused["generation.held_out"] = "synthetic"
+        if self.pipeline == "on-policy" and not self.mixes_teacher_answers:
+            engine = [name for name in type(self.generation).model_fields if name.startswith("engine_")]
+            engine += ["engine"] if self.generation.engine in CHILD_ENGINES else []
+            by = "runs whose completions are written before the training; on-policy students write in this process"
+            unused |= {f"generation.{name}": by for name in engine}
+        if self.teacher.cross_tokenizer_loss == "uld":
+            names = ("distill.divergence", "on_policy.divergence", "on_policy.beta")
+            unused |= dict.fromkeys(names, "teacher.cross_tokenizer_loss=gold; uld has no divergence")
         if self.on_policy.student_share == 1:
             unused["on_policy.other_data"] = "on-policy with on_policy.student_share below 1"
         if self.pipeline not in STARTS_FROM_SFT or not self.sft_first:
@@ -931,7 +939,8 @@ class CausalSpec(LanguageModelSpec):
         kind = self.teacher.quantization
         if kind is not None and (self.has_teacher or self.evaluates_teacher):
             yield lambda: require_quantization(kind, environment.uses_gpu(self.device))
-        if self.answers_prompts and self.generation.engine_python is not None:
+        has_engine = self.generation.engine_python is not None
+        if has_engine and self.answers_prompts and "generation.engine_python" not in self.unused_settings:
             yield self.engine_installation
 
     def engine_installation(self) -> EngineInstallation:

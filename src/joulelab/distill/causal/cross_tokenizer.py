@@ -80,6 +80,12 @@ def check_tokenizers(spec: CausalSpec) -> None:
         return
     own, other = load_tokenizer(spec.tokenizer), load_tokenizer(name)
     if own.get_vocab() == other.get_vocab():  # another template or normalizer with the same ids is no obstacle
+        if spec.teacher.cross_tokenizer_loss != "gold":
+            raise ConfigError(
+                f"teacher.cross_tokenizer_loss={spec.teacher.cross_tokenizer_loss} has no effect, because {name} and "
+                "the student have the same tokenizer",
+                "leave it out",
+            )
         reads = spec.evaluates_teacher or spec.teacher_phase == "logits" or spec.pipeline == "on-policy"
         if reads and spec.teacher.server is None:
             require_positions("teacher.model", name, spec)
