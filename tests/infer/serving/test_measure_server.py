@@ -103,9 +103,11 @@ def test_a_rate_that_the_server_does_not_keep_up_with_is_reported_on_the_screen(
 
 
 def test_a_level_at_which_all_requests_fail_leaves_the_levels_before_it(tiny_server, tmp_path, monkeypatch):
-    run = serving_pipeline.LoadRunner.run
+    run, rows_before = serving_pipeline.LoadRunner.run, []
 
     def failing(runner, level, *settings):
+        events = [path.read_text() for path in tmp_path.glob("*/events/*.jsonl")]
+        rows_before.append(sum('"name": "serving"' in text or '"name":"serving"' in text for text in events))
         load = run(runner, level, *settings)
         failed = [replace(one, error="HTTP 429: 12 requests wait already") for one in load.requests]
         return load if level.concurrency == 1 else replace(load, requests=tuple(failed))
@@ -114,6 +116,7 @@ def test_a_level_at_which_all_requests_fail_leaves_the_levels_before_it(tiny_ser
     done = measure(tmp_path, "--server", tiny_server[0].url, "--concurrency", "1,2", *SHORT)
     assert done.returncode == 1 and "requests at 2 concurrent requests failed: HTTP 429" in done.stderr
     assert "--max-waiting" in done.stderr and "levels before this one are in the record" in done.stderr
+    assert rows_before == [0, 1], "a level has its row before the next one begins, also if that one is killed"
     found = shown(tmp_path)["findings"]
     assert found["serve.c1"]["serving"]["output_tokens"] > 0 and "serve.c2" not in found
     assert "Serving tiny" in joulelab_here("show", "last", "--runs-dir", tmp_path).stdout

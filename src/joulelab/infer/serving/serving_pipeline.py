@@ -63,35 +63,27 @@ def run_serving(run: RunContext) -> None:
         run.progress.write(f"measured by an earlier attempt on this machine: {done}")
     if not levels:
         return
-    last: LoadWindow | None = None
     if spec.engine in CHILD_ENGINES:
         opened = _child_engine(run, spec)
     else:
         opened = _builtin_engine(run, spec) if spec.engine else _running_server(run, spec)
-    try:
-        with opened as server:
-            run.note_device(server.device or "cpu")  # the client's
-            requests = spec.requests(server.model)
-            client = StreamingClient(server.url, api_key(), spec.timeout_s)
-            runner = LoadRunner(client, lambda: next(requests), spec.seed)
-            for level in levels:
-                with run.stage(_stage_name(level), role="inference", activity="serve"):
-                    run.progress.write(f"load: {level.text}")
+    with opened as server:
+        run.note_device(server.device or "cpu")  # the client's
+        requests = spec.requests(server.model)
+        client = StreamingClient(server.url, api_key(), spec.timeout_s)
+        runner = LoadRunner(client, lambda: next(requests), spec.seed)
+        for level in levels:
+            with run.stage(_stage_name(level), role="inference", activity="serve"):
+                run.progress.write(f"load: {level.text}")
 
-                    def tick(seconds: float) -> None:
-                        run.progress.advance(round(seconds))
-                        run.stop.check()
+                def tick(seconds: float) -> None:
+                    run.progress.advance(round(seconds))
+                    run.stop.check()
 
-                    load = runner.run(level, spec.duration_s, spec.limit_s, tick)
-                    # No items of the stage are counted: answers that the end of the load cuts off have used energy.
-                    _require_answers(load, server.url)
-                # One level later, when the trace covers it; a killed run keeps the rows before its last level.
-                if last:
-                    _record_row(run, spec, server, last)
-                last = load
-    finally:
-        if last:  # also of a run that a later level ends
-            _record_row(run, spec, server, last)
+                load = runner.run(level, spec.duration_s, spec.limit_s, tick)
+                # No items of the stage are counted: answers that the end of the load cuts off have used energy.
+                _require_answers(load, server.url)
+            _record_row(run, spec, server, load)
 
 
 def _stage_name(level: LoadLevel) -> str:
@@ -134,7 +126,7 @@ def _require_answers(load: LoadWindow, url: str) -> None:
 
 
 def _record_row(run: RunContext, spec: ServingSpec, server: MeasuredServer, load: LoadWindow) -> None:
-    """Once the trace covers the window."""
+    """Waits until the trace covers the window. Before the next level, so that a killed run keeps this one."""
     read = None if server.energy_gap else energy_reader(run.meter, load.window[1], server.device)
     gpus = gpu_names(run) if server.device == "cuda" else []
     values = load_values(load, read, server.energy_gap)
