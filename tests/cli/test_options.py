@@ -40,24 +40,32 @@ FLAGS = {
 }
 
 
-def test_options_become_settings_and_overrides_take_precedence():
-    params = {"rate": "0.1,0.2", "stats": "simple,energy", "save": False, "threads": 0, "overrides": ["threads=4"]}
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"threads": 0, "overrides": ["threads=4"]}, "--threads 0 and threads=4 both set threads"),
+        ({"model": "gpt2", "overrides": ["model=bert"]}, "gpt2 and model=bert both set model"),
+    ],
+)
+def test_an_option_and_a_setting_for_the_same_are_refused(given, text):
+    with pytest.raises(UsageError, match=text):
+        requested_settings(FLAGS, given)
+
+
+def test_options_become_settings():
+    params = {"rate": "0.1,0.2", "stats": "simple,energy", "save": False, "threads": 0, "overrides": ["seed=4"]}
     requested = requested_settings(FLAGS, params)
     assert [(setting.key, setting.given) for setting in requested] == [
         ("training.learning_rate", "0.1,0.2"),
         ("training.stats", "simple,energy"),
         ("threads", 0),
-        ("threads", "4"),
+        ("seed", "4"),
     ]
     assert requested[0].values == [0.1, 0.2]
     assert requested[1].values == [["simple", "energy"]]
     settings = settings_for("train", FLAGS, {**params, "rate": "0.1", "save": True}, model="gpt2")
-    assert (settings["pipeline"], settings["model"], settings["threads"], settings["save_model"]) == (
-        "train",
-        "gpt2",
-        4,
-        True,
-    )
+    names = ("pipeline", "model", "threads", "seed", "save_model")
+    assert [settings[name] for name in names] == ["train", "gpt2", 0, 4, True]
     assert settings["training"] == {"learning_rate": 0.1, "stats": ["simple", "energy"]}
 
 

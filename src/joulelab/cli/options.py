@@ -261,13 +261,21 @@ class RequestedSetting:
 
 
 def requested_settings(flags: Mapping[str, Flag], params: Mapping[str, Any]) -> list[RequestedSetting]:
-    """Settings from the options given, then from `--set` and `key.path=value`, which take precedence."""
+    """Settings from the options given, then from `--set` and `key.path=value`. Raises if an option and a setting, or
+    the argument with the model and a setting, set the same."""
     options = [
         RequestedSetting(flag, params[name], f"--{name.replace('_', '-')}")
         for name, flag in flags.items()
         if flag.is_given(params.get(name))
     ]
-    return [*options, *map(read_override, [*(params.get("settings") or ()), *(params.get("overrides") or ())])]
+    overrides = [read_override(text) for text in (*(params.get("settings") or ()), *(params.get("overrides") or ()))]
+    texts = {one.key: f"{one.option} {one.given}" for one in options}
+    if params.get("model"):
+        texts["model"] = str(params["model"])
+    for one in overrides:
+        if one.key in texts:
+            raise UsageError(f"{texts[one.key]} and {one.key}={one.given} both set {one.key}", "leave one of them out")
+    return [*options, *overrides]
 
 
 def named_by_option(error: ConfigError, requested: Iterable[RequestedSetting], command: str) -> ConfigError:
