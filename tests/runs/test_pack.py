@@ -18,7 +18,7 @@ from joulelab.errors import InvalidMeasurement, JoulelabError, NotFoundError, St
 from joulelab.runs import pack as unpacking
 from joulelab.runs.groups import GroupRecord, Member
 from joulelab.runs.lock import holding
-from joulelab.runs.pack import SUMS, TOP, pack, unpack
+from joulelab.runs.pack import SUMS, TOP, pack, require_archive_name, unpack
 from joulelab.runs.paths import RunPaths, read_json, write_json
 from joulelab.runs.verification import verify_runs
 
@@ -208,6 +208,14 @@ def test_mistakes_are_answered(folder, tmp_path):
         unpack(tmp_path / "x.tar.gz", tmp_path / "out")
     with pytest.raises(UsageError, match="already exists"):
         unpack(tmp_path / "x.tar.gz", folder)
+    with pytest.raises(NotFoundError, match="is a folder"):
+        unpack(tmp_path, tmp_path / "out")
+    for out, text in ((tmp_path, "is a folder"), (tmp_path / "gone" / "x.zip", "there is no folder")):
+        with pytest.raises(UsageError, match=text):
+            require_archive_name(out)
+    tar_of(tmp_path / "x.tar.gz", (named(f"{TOP}/README.md"), b"the header of the next file is damaged"))
+    with pytest.raises(UsageError, match="is corrupted: it has no SHA256SUMS"):
+        unpack(tmp_path / "x.tar.gz", tmp_path / "out")
     changed(folder, lambda record: record.update(status="running"))
     with holding(folder), pytest.raises(UsageError, match="still running"):
         pack([folder], [], tmp_path / "y.zip")

@@ -42,8 +42,10 @@ def pack(
     """
     from joulelab.runs.groups import group_folders_of, run_folders_of, with_ancestors
     from joulelab.runs.pack import pack as write_archive
+    from joulelab.runs.pack import require_archive_name
     from joulelab.runs.store import store_root
 
+    require_archive_name(out)
     if out.exists() and not force:
         raise UsageError(f"{out} already exists", "use --force to overwrite it")
     store = store_root(runs_dir)

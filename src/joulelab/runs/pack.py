@@ -190,6 +190,14 @@ class _Write(Protocol):
     def __call__(self, file: IO[bytes], entries: Sequence[Entry]) -> None: ...
 
 
+def require_archive_name(archive: Path) -> None:
+    if archive.is_dir():
+        raise UsageError(f"{archive} is a folder", f"name a file: {archive / 'runs.tar.gz'}")
+    if not archive.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {archive.absolute().parent}", "create it first")
+    _writer(archive)
+
+
 def _writer(archive: Path) -> _Write:
     if archive.name.endswith((".tar.gz", ".tgz")):
         return _write_tar
@@ -230,7 +238,8 @@ _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, 
 def unpack(archive: Path, into: Path) -> Path:
     """Extract into a new folder, which appears only when every file is complete and matches its checksum."""
     if not archive.is_file():
-        raise NotFoundError(f"no such file: {archive}", "pass an archive written by `joulelab pack`")
+        what = f"{archive} is a folder" if archive.is_dir() else f"no such file: {archive}"
+        raise NotFoundError(what, "pass an archive written by `joulelab pack`")
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise UsageError(f"{into} already exists", "choose another folder with --out")
     into.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -335,9 +344,11 @@ def _inner_path(archive: Path, name: str) -> PurePosixPath:
 
 
 def _check_sums(archive: Path, folder: Path, found: dict[str, str]) -> None:
-    if SUMS not in found or MANIFEST not in found:
+    if found and (SUMS not in found or MANIFEST not in found):  # after a damaged header tarfile sees no more files
+        raise UsageError(f"{archive} is corrupted: it has no {SUMS} or no {MANIFEST}", "get another copy of it")
+    if not found:
         raise UsageError(
-            f"{archive} was not made by `joulelab pack`: it has no {SUMS} or no {MANIFEST}",
+            f"{archive} was not made by `joulelab pack`: it is empty",
             "joulelab pack RUN -o x.tar.gz makes an archive",
         )
     try:

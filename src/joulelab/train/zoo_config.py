@@ -212,7 +212,9 @@ def _check_data(request: WorkloadRequest) -> None:
             if name and request.entry.family == "language":
                 check_documents(name, request.text_column)
             elif name:
-                sources.parse(name)
+                path, is_folder = sources.parse(name).path, request.entry.family == "vision"
+                if path is None or not (path.is_dir() if is_folder else path.is_file()):
+                    raise refuse_dataset(request)
         return
     if request.validation:
         raise ConfigError(

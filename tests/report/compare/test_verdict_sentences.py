@@ -197,6 +197,21 @@ def test_one_run_per_side_is_the_reason_in_the_headline(made, verdict_on) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("lacking", "headline"),
+    [
+        (
+            "response + feature KD",
+            "response KD is more accurate (+3.7 points), and response + feature KD has no accuracy;",
+        ),
+        ("labels only", "which has no accuracy, quality cannot be compared; "),
+    ],
+)
+def test_a_method_without_the_figure_is_named(made, verdict_on, lacking, headline) -> None:
+    records = [one.model_copy(update={"results": {}}) if one.label == lacking else one for one in made.demo_records()]
+    assert verdict_on(records).headline.startswith(f"Compared with labels only, {headline}")
+
+
 def test_the_brief_table_states_the_setup_that_it_leaves_out(made, tmp_path: Path) -> None:
     setup = made.Part("student.train.setup", 2.0, 4.2)
     records = [

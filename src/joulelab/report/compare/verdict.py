@@ -25,6 +25,12 @@ from joulelab.units import energy_text, plural, three_digits
 
 def quality_clause(methods: Sequence[Row], measure: Measure) -> str:
     """`response KD is more accurate (+3.7 points)`, for the headline; better ones before worse ones."""
+    lacking = [row for row in methods if row.quality is None]
+    if lacking:
+        having = [row for row in methods if row.quality is not None]
+        verb = "has" if len(lacking) == 1 else "have"
+        without = f"{listed([row.label for row in lacking])} {verb} no {measure.title}"
+        return ", and ".join([*([quality_clause(having, measure)] if having else []), without])
     others = [row for row in methods if not row.same_data]
     if others:
         same = [row for row in methods if row.same_data]
@@ -323,13 +329,16 @@ def _brief_doubt(comparison: Comparison) -> str:
 
 def headline(comparison: Comparison) -> str:
     methods = comparison.methods
-    if comparison.row(comparison.baseline) is None:
+    baseline = comparison.row(comparison.baseline)
+    if baseline is None:
         return f"No comparison: the baseline {comparison.baseline} has no finished run."
     if not methods:
-        return f"No comparison: only {comparison.baseline} has finished runs."
+        return f"No comparison: {comparison.baseline} is the only method with finished runs; a comparison needs two."
     if comparison.measure is None:
         return f"Compared with {comparison.baseline}, {_cost_clause(methods)}."
     clause = quality_clause(methods, comparison.measure)
+    if baseline.quality is None:
+        clause = f"which has no {comparison.measure.title}, quality cannot be compared"
     return f"Compared with {comparison.baseline}, {clause}; {_cost_clause(methods)}."
 
 
