@@ -47,6 +47,21 @@ def test_all_problems_are_refused_at_once_and_no_run_is_left(folder):
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (["data.text_column=text", "data.label_column=text"], "data.text_column and data.label_column are both text"),
+        (["data.text_column=text", "data.label_column=id"], "wide.csv has 40 classes in 40 rows"),
+    ],
+)
+def test_a_column_that_is_no_label_is_refused(folder, columns, text):
+    rows = [f"text {number},{number % 2},{number}" for number in range(40)]
+    (folder / "wide.csv").write_text("\n".join(["text,label,id", *rows]))
+    done = joulelab_here("run", "demo-kd", "data.source=wide.csv", *columns, "--dry-run")
+    assert done.returncode == 2 and text in done.stderr
+    assert not (folder / "runs").exists()
+
+
 def test_a_labels_only_run_names_its_student_alone(folder):
     done = joulelab_here("run", "demo-labels", "data.source=mine.csv", "student.model=./no-such-model")
     assert done.returncode == 2

@@ -287,6 +287,10 @@ def refuse_long_rows(parts: Iterable[IndexedTable], max_tokens: int | None) -> N
             )
 
 
+_ROWS_OF_LABELS = 20
+"""From so many rows on, a column with fewer than two rows per class is no label."""
+
+
 def number_classes(found: IndexedTable) -> tuple[Mapping[str, int], tuple[str, ...]]:
     """Number of each class by its label as text, and the classes' names.
 
@@ -303,6 +307,12 @@ def number_classes(found: IndexedTable) -> tuple[Mapping[str, int], tuple[str, .
             f"{found.where} has {'1 class' if ordered else 'no classes'} in {plural(len(found), 'row')}; "
             "expected at least 2",
             "check the labels",
+        )
+    if len(found) >= _ROWS_OF_LABELS and 2 * len(ordered) > len(found):
+        raise ConfigError(
+            f"{found.where} has {len(ordered):,} classes in {plural(len(found), 'row')}, as a column of numbers or texts "
+            "has",
+            "name the column with the classes: data.label_column=NAME",
         )
     return {str(label): number for number, label in enumerate(ordered)}, tuple(str(label) for label in ordered)
 

@@ -152,6 +152,10 @@ def load_splits(
 
 def check_labeled_text(settings: LabeledSource) -> None:
     """Refuse data that cannot be used, before a run starts; a dataset on the hub is read by the run itself."""
+    if settings.text_column is not None and settings.text_column == settings.label_column:
+        raise ConfigError(
+            f"data.text_column and data.label_column are both {settings.text_column}", "name two different columns"
+        )
     files = [name for name in settings.named_files.values() if is_place(name)]
     named = files if settings.train in files else [settings.source, *files]
     used: list[sources.Source] = refuse_all(partial(sources.parse, name) for name in named)
