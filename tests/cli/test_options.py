@@ -3,7 +3,7 @@
 import pytest
 
 from joulelab.cli import infer, measure, prepare, slurm_jobs, train
-from joulelab.cli.options import Flag, comparison_of, read_override, requested_settings, settings_for
+from joulelab.cli.options import Flag, base_settings, comparison_of, merged, read_override, requested_settings
 from joulelab.errors import NotFoundError, UsageError
 
 
@@ -63,7 +63,8 @@ def test_options_become_settings():
     ]
     assert requested[0].values == [0.1, 0.2]
     assert requested[1].values == [["simple", "energy"]]
-    settings = settings_for("train", FLAGS, {**params, "rate": "0.1", "save": True}, model="gpt2")
+    requested = requested_settings(FLAGS, {**params, "rate": "0.1", "save": True})
+    settings = merged(base_settings("train", model="gpt2"), requested)
     names = ("pipeline", "model", "threads", "seed", "save_model")
     assert [settings[name] for name in names] == ["train", "gpt2", 0, 4, True]
     assert settings["training"] == {"learning_rate": 0.1, "stats": ["simple", "energy"]}

@@ -116,12 +116,31 @@ def test_missing_columns_are_named_with_those_found_and_those_expected(tmp_path:
         ("text,label\na,1\nb,1\n", "has 1 class"),
         ("text,label\n", "has no classes in 0 rows"),
         ("text,label\na,1,2,3\n", "cannot be read"),
-        ("", "cannot be read"),
+        ("", "is empty"),
+        ("text;label\na;1\n", "single column 'text;label': its values seem to be separated by ';'"),
     ],
 )
 def test_a_file_we_cannot_use_is_refused_with_the_reason(content: str, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load(csv(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint", "hint"),
+    [
+        ("text,label\na,1\n".encode("utf-16"), "is UTF-16 text", "iconv -f utf-16"),
+        (b"text,label\na,1\nb\0,2,3\n", "is not text: it has null bytes", "expected UTF-8 text"),
+        (b"text,label\na,1\nb,2,3\n", "cannot be read", "needs quotes"),
+    ],
+)
+def test_the_first_bytes_of_an_unreadable_file_give_the_reason(
+    content: bytes, complaint: str, hint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "texts.csv"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        load(str(path))
+    assert hint in (caught.value.hint or "")
 
 
 def test_json_that_is_broken_or_no_table_is_refused(tmp_path: Path) -> None:

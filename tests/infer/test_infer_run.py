@@ -8,7 +8,7 @@ import torch
 from nvml_sim.driver import SimGpu, constant
 from nvml_sim.fixtures import nvml_library, nvml_sim  # noqa: F401
 
-from joulelab.cli.infer import FLAGS, infer_settings
+from joulelab.cli.infer import FLAGS, infer_spec
 from joulelab.errors import ConfigError
 from joulelab.report.figures.serving_figures import joules_against_latency
 from joulelab.report.tables.inference_rows import inference_rows
@@ -31,8 +31,8 @@ def threads():
 
 def run(tmp_path, model, **flags):
     absent = dict.fromkeys([*FLAGS, "generate", "estimate_cpu", "overrides"])
-    settings = infer_settings({**absent, "model": model, "threads": 1, "device": "cpu", **flags})
-    return execute(create_run(tmp_path / "runs", check(settings)), SilentProgress())
+    spec = infer_spec({**absent, "model": model, "threads": 1, "device": "cpu", **flags})
+    return execute(create_run(tmp_path / "runs", spec), SilentProgress())
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from joulelab.cli.infer import FLAGS, checked_settings, infer_from_log
+from joulelab.cli.infer import FLAGS, infer_from_log, infer_spec
 from joulelab.data import sources
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.infer.config import InferSpec
@@ -15,7 +15,7 @@ from joulelab.meter.sensors.cpu import usable_cores
 
 def spec(model, **flags):
     absent = dict.fromkeys([*FLAGS, "generate", "estimate_cpu", "overrides"])
-    return checked_settings({**absent, "model": model, **flags})
+    return infer_spec({**absent, "model": model, **flags})
 
 
 def test_every_combination_is_a_row_and_rows_of_one_input_stand_together():

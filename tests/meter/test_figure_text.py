@@ -60,7 +60,7 @@ def test_a_lower_bound_prints_no_interval_whatever_its_method():
     """An interval around a lower bound would not cover the true value; the scale error of the method stays stated."""
     found = ESTIMATED.model_copy(update={"coverage": 0.5})
     assert amount_text(found) == "≥ 146 J (50 % covered)"
-    assert figure_text(found) == "≥ 146 J (50 % covered), gain ±70 %, estimated"
+    assert figure_text(found) == "≥ 146 J (50 % covered), scale error ±70 %, estimated"
 
 
 def test_energy_above_idle_that_is_not_distinguishable_from_0_is_no_lower_bound():

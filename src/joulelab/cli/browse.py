@@ -56,6 +56,8 @@ def runs(
     store = store_root(runs_dir)
     if store.exists() and not store.is_dir():
         raise UsageError(f"{store} is a file, not a store of runs", "set --runs-dir or JOULELAB_RUNS to a directory")
+    if runs_dir is not None and not store.exists():
+        raise UsageError(f"there is no folder {store}", "check --runs-dir")
     if compact and prune:
         raise UsageError("--compact and --prune were both given", "choose one of them")
     if yes and not prune:
@@ -82,7 +84,8 @@ def list_runs(store: Path, last: int | None) -> None:
 
     texts = [text for (text,) in _listed(store, [LISTING])]
     if not texts:
-        print(f"no runs under {store.absolute()}; `joulelab demo` creates some", file=sys.stderr)
+        hint = "`joulelab measure -- COMMAND` or `joulelab demo` creates some"
+        print(f"no runs under {store.absolute()}; {hint}", file=sys.stderr)
         return
     chosen = texts[-last:] if last else texts
     # more runs than a screen has lines are not parsed for it

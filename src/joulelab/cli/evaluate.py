@@ -15,9 +15,9 @@ from joulelab.cli.options import (
     Require,
     RequireGrade,
     RunsDir,
+    checked_spec,
     complete_models,
     read_names,
-    settings_for,
 )
 
 
@@ -126,6 +126,4 @@ FLAGS: Mapping[str, Flag] = {
 
 def evaluate_spec(params: Mapping[str, Any]) -> Any:
     """The checked settings of `joulelab evaluate`."""
-    from joulelab.runs.spec import check
-
-    return check(settings_for("evaluate", FLAGS, params, model=params["model"]))
+    return checked_spec("evaluate", "evaluate", FLAGS, params, model=params["model"])

@@ -23,12 +23,12 @@ from joulelab.cli.options import (
     Require,
     RequireGrade,
     RunsDir,
+    checked_spec,
     complete_models,
     note,
     read_names,
-    settings_for,
 )
-from joulelab.errors import ConfigError, JoulelabError, UsageError
+from joulelab.errors import JoulelabError, UsageError
 
 if TYPE_CHECKING:
     from joulelab.meter.importers.log_energy import DeviceFigures, IdleGiven
@@ -390,7 +390,7 @@ def inference_request(params: Mapping[str, Any]) -> tuple[str, list[RunSpec]]:
         raise UsageError(
             f"--sort {params['sort']}: expected {' or '.join(SORT_KEYS)}", "leave it out to keep the order"
         )
-    specs = [checked_settings({**params, "model": model, "overrides": overrides}) for model in models]
+    specs = [infer_spec({**params, "model": model, "overrides": overrides}) for model in models]
     names = [getattr(spec, "model", "") for spec in specs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -510,31 +510,9 @@ FLAGS: Mapping[str, Flag] = {
 }
 
 
-def checked_settings(params: Mapping[str, Any]) -> RunSpec:
-    """The checked settings; errors name options where the settings were given as options."""
-    from joulelab.runs.spec import check
-
-    settings = infer_settings(params)
-    try:
-        return check(settings)
-    except ConfigError as error:
-        message = _in_options(error.message, [name for name, flag in FLAGS.items() if flag.is_given(params[name])])
-        hint = "`joulelab infer --help` describes the options; nothing was started"
-        raise ConfigError(message, error.hint if message == error.message else hint) from None
-
-
-def _in_options(message: str, given: Iterable[str]) -> str:
-    """`norms.0: expected ...` becomes `--norm: expected ...` where norms was set by --norm."""
-    for name in given:
-        key, option = re.escape(FLAGS[name].key), "--" + name.replace("_", "-")
-        message = re.sub(rf"^{key}(\.\d+)?:", f"{option}:", message, flags=re.MULTILINE)
-        if "_" in key:  # cannot be an ordinary word of the message
-            message = re.sub(rf"\b{key}\b", option, message)
-    return message
-
-
-def infer_settings(params: Mapping[str, Any]) -> dict[str, Any]:
-    return settings_for("infer", FLAGS, params, model=params["model"])
+def infer_spec(params: Mapping[str, Any]) -> RunSpec:
+    """The checked settings of `joulelab infer`."""
+    return checked_spec("infer", "infer", FLAGS, params, model=params["model"])
 
 
 # `--from-log`: energy per inference from a power log and a latency.

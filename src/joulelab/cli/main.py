@@ -229,7 +229,9 @@ def usage_error(error: Any) -> UsageError:
     """typer's error in our form: the option, what was expected and found, the nearest option or command."""
     from joulelab.lookup import nearest
 
-    command = error.ctx.command_path if error.ctx else "joulelab"
+    # Without a context (an option without its value), the verb is the first word.
+    verb = next((f" {one.name}" for one in app.registered_commands if one.name in sys.argv[1:2]), "")
+    command = error.ctx.command_path if error.ctx else f"joulelab{verb}"
     listed = "commands" if "No such command" in error.message else "options"
     hint = f"`{command} --help` lists its {listed}"
     option, parameter = getattr(error, "option_name", ""), getattr(error, "param", None)

@@ -1,6 +1,6 @@
 """Options shared by several verbs, and the one way in which options become settings.
 
-A verb declares a table from its option to a setting (`Flag`); `settings_for` merges base.yaml, the options that were
+A verb declares a table from its option to a setting (`Flag`); `checked_spec` merges base.yaml, the options that were
 given and `key.path=value` arguments. Options that stand for several settings (`--budget`, `--data-script`, `--shard`,
 `--compare`) are translated here too.
 """
@@ -279,21 +279,32 @@ def requested_settings(flags: Mapping[str, Flag], params: Mapping[str, Any]) -> 
 
 
 def named_by_option(error: ConfigError, requested: Iterable[RequestedSetting], command: str) -> ConfigError:
-    """The error with the option of `command` that the user gave in place of the setting that it sets."""
-    message = error.message
+    """The error with the option of `command` that the user gave in place of the setting that it sets: `--norm: expected
+    ...` for `norms.0: expected ...`."""
+    message, listed, known = error.message.partition("known here: ")
     for key, option in {setting.key: setting.option for setting in requested}.items():
         if option:
-            message = re.sub(rf"^(  - )?{re.escape(key)}: ", rf"\g<1>{option}: ", message, flags=re.MULTILINE)
+            name = re.escape(key)
+            message = re.sub(rf"^(  - )?{name}(\.\d+)?: ", rf"\g<1>{option}: ", message, flags=re.MULTILINE)
+            if "_" in key:  # cannot be an ordinary word of the message
+                message = re.sub(rf"(?<![\w.]){name}\b", option, message)
+    message = f"{message}{listed}{known}"
     if message == error.message:
         return error
     return ConfigError(message, f"`joulelab {command} --help` describes the options; {NOTHING_STARTED}")
 
 
-def settings_for(
-    pipeline: str, flags: Mapping[str, Flag], params: Mapping[str, Any], **fixed: object
-) -> dict[str, Any]:
-    """base.yaml, the pipeline with its `fixed` settings, then everything requested on the command line."""
-    return merged(base_settings(pipeline, **fixed), requested_settings(flags, params))
+def checked_spec(
+    command: str, pipeline: str, flags: Mapping[str, Flag], params: Mapping[str, Any], **fixed: object
+) -> RunSpec:
+    """base.yaml, the pipeline with its `fixed` settings, then everything requested on the command line; checked."""
+    from joulelab.runs.spec import check
+
+    requested = requested_settings(flags, params)
+    try:
+        return check(merged(base_settings(pipeline, **fixed), requested))
+    except ConfigError as error:
+        raise named_by_option(error, requested, command) from None
 
 
 def base_settings(pipeline: str, **fixed: object) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joulelab.cli.options import AsJson, DryRun, EstimateCpu, Flag, RunsDir, settings_for
+from joulelab.cli.options import AsJson, DryRun, EstimateCpu, Flag, RunsDir, checked_spec
 from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -258,9 +258,7 @@ FLAGS: Mapping[str, Flag] = {
 
 def prepare_spec(step: str, params: Mapping[str, Any]) -> RunSpec:
     """The checked settings of `joulelab prepare STEP`."""
-    from joulelab.runs.spec import check
-
-    return check(settings_for(f"prepare-{step}", FLAGS, params))
+    return checked_spec(f"prepare {step}", f"prepare-{step}", FLAGS, params)
 
 
 def _start(step: str, params: Mapping[str, Any]) -> None:

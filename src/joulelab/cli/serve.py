@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joulelab.cli.options import AsJson, Flag, complete_models, note, read_names, settings_for
+from joulelab.cli.options import AsJson, Flag, checked_spec, complete_models, note, read_names
 from joulelab.errors import UsageError
 from joulelab.lookup import CALCULATIONS
 
@@ -183,7 +183,6 @@ def measure_server(params: Mapping[str, Any], options: RunOptions) -> None:
     """`params`: the options of `joulelab infer`; its words are the model and settings."""
     from joulelab.cli.run import start_run
     from joulelab.report.tables.serving_tables import serving_data, write_serving_table
-    from joulelab.runs.spec import check
 
     words = list(params["words"] or [])
     overrides = [word for word in words if "=" in word]
@@ -196,9 +195,8 @@ def measure_server(params: Mapping[str, Any], options: RunOptions) -> None:
         raise UsageError(f"--table {table}: expected a file that ends in .csv or .json")
     if table is not None and not table.absolute().parent.is_dir():
         raise UsageError(f"--table {table}: there is no folder {table.absolute().parent}")
-    settings = settings_for(
-        "serving", FLAGS, {**params, "overrides": overrides}, **({"model": models[0]} if models else {})
-    )
+    named = {"model": models[0]} if models else {}
+    spec = checked_spec("infer", "serving", FLAGS, {**params, "overrides": overrides}, **named)
 
     def to_json(record: RunRecord) -> str:
         return json.dumps({**json.loads(record.model_dump_json()), "serving": serving_data(record)}, indent=2)
@@ -208,4 +206,4 @@ def measure_server(params: Mapping[str, Any], options: RunOptions) -> None:
             write_serving_table(record, table)
             note(f"table: {table}")
 
-    start_run(check(settings), replace(options, to_json=to_json, finished=finished))
+    start_run(spec, replace(options, to_json=to_json, finished=finished))

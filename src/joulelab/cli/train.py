@@ -16,10 +16,10 @@ from joulelab.cli.options import (
     Require,
     RequireGrade,
     RunsDir,
+    checked_spec,
     complete_models,
     read_trackers,
     read_yaml,
-    settings_for,
 )
 from joulelab.errors import UsageError
 
@@ -141,11 +141,10 @@ def train(
       torchrun --nproc-per-node 2 -m joulelab train gpt2 --trainer ddp --max_steps 100
     """
     from joulelab.cli.run import RunOptions, start_run
-    from joulelab.runs.spec import check
     from joulelab.runs.store import store_root
 
     params = with_model(context.params)
-    spec = check(settings_for("train", FLAGS, params, model=params["model"]))
+    spec = checked_spec("train", "train", FLAGS, params, model=params["model"])
     start_run(spec, RunOptions(store_root(runs_dir), as_json, dry_run))
 
 

@@ -310,8 +310,7 @@ def number_classes(found: IndexedTable) -> tuple[Mapping[str, int], tuple[str, .
         )
     if len(found) >= _ROWS_OF_LABELS and 2 * len(ordered) > len(found):
         raise ConfigError(
-            f"{found.where} has {len(ordered):,} classes in {plural(len(found), 'row')}, as a column of numbers or texts "
-            "has",
+            f"{found.where} has {len(ordered):,} classes in {plural(len(found), 'row')}; expected several rows each",
             "name the column with the classes: data.label_column=NAME",
         )
     return {str(label): number for number, label in enumerate(ordered)}, tuple(str(label) for label in ordered)

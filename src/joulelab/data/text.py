@@ -5,6 +5,7 @@ Tables are read in batches and documents one after another, so their total size 
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gzip
 import io
@@ -179,9 +180,18 @@ def is_saved_dataset(path: Path) -> bool:
     return any((path / mark).exists() for mark in _SAVED)
 
 
+_OTHER_SEPARATORS = (";", "\t", "|")
+
+
 def pick(columns: Columns, candidates: tuple[str, ...], what: str, source: str) -> str:
     name = column(columns, candidates)
     if name is None:
+        only = next(iter(columns.values)) if len(columns.values) == 1 else ""
+        if separator := next((one for one in _OTHER_SEPARATORS if one in only), None):
+            raise ConfigError(
+                f"{source} has the single column {only!r}: its values seem to be separated by {separator!r}",
+                "write it with commas (a spreadsheet can export that)",
+            )
         raise ConfigError(
             f"{source} has no {what} column: found {', '.join(columns.values) or 'no columns'}; "
             f"expected one of {', '.join(candidates)}",
@@ -431,9 +441,32 @@ def unreadable(path: Path, error: Exception) -> ConfigError:
         )
     if isinstance(error, PermissionError):  # Arrow's has the path and a second reason in its text
         return ConfigError(f"{path.absolute()}: {os.strerror(errno.EACCES)}", "check its permissions")
+    if other_content := _other_content(path):
+        return other_content
     # A plain ValueError describes a row that was read: what it has and what was expected.
     hint = "correct that row" if type(error) is ValueError else "check that the file is complete"
+    if "Expected" in str(error) and "columns" in str(error):
+        hint = "correct that row; a text with commas or line breaks needs quotes"
     return ConfigError(f"{path.absolute()} cannot be read: {error}", hint)
+
+
+def _other_content(path: Path) -> ConfigError | None:
+    """What the first bytes of an unreadable file show to be the reason: nothing, UTF-16 or no text at all."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(1000)
+    except OSError:
+        return None
+    if not start.strip():
+        return ConfigError(f"{path.absolute()} is empty", "expected column names and rows")
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return ConfigError(
+            f"{path.absolute()} is UTF-16 text; expected UTF-8",
+            f"convert it: iconv -f utf-16 -t utf-8 {path.name} > utf8-{path.name}",
+        )
+    if b"\0" in start and path.suffix.lower() in (".csv", ".jsonl", ".json", ".txt"):
+        return ConfigError(f"{path.absolute()} is not text: it has null bytes", "expected UTF-8 text")
+    return None
 
 
 class _NotJson(ValueError):

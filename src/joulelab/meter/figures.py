@@ -340,16 +340,22 @@ def uncertainty_text(figure: EnergyFigure) -> str:
 
 
 def gain_text(figures: Iterable[EnergyFigure]) -> str:
-    """`gain ±5 %` of measured figures, a range where sensors differ; empty where none is stated.
+    """`gain ±5 %` of measured figures, a range where sensors differ; `scale error ±70 %` of estimates; empty where none
+    is stated.
 
     Estimates are left out where the uncertainty printed with them contains theirs.
     """
-    apart = [figure for figure in figures if figure.measured or figure.is_lower_bound]
-    stated = {round(figure.gain_error_rel, 3) for figure in apart if figure.gain_error_rel}
-    if not stated:
-        return ""
-    low, high = (relative_text(end) for end in (min(stated), max(stated)))
-    return f"gain ±{low}" if low == high else f"gain ±{low} to ±{high}"
+    listed = [figure for figure in figures if figure.gain_error_rel]
+    apart = {
+        "gain": [figure for figure in listed if figure.measured],
+        "scale error": [figure for figure in listed if not figure.measured and figure.is_lower_bound],
+    }
+    texts = []
+    for name, some in apart.items():
+        stated = sorted({round(figure.gain_error_rel or 0.0, 3) for figure in some})
+        ends = list(dict.fromkeys(f"±{relative_text(end)}" for end in stated[:1] + stated[-1:]))
+        texts += [f"{name} {' to '.join(ends)}"] if ends else []
+    return ", ".join(texts)
 
 
 def uncertainty_note(figures: Iterable[EnergyFigure], with_gain: bool = True) -> str:

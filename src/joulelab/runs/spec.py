@@ -638,7 +638,7 @@ def check(settings: Mapping[str, Any], further: Checks | None = None) -> RunSpec
     the remaining ones, so that one error lists all problems."""
     pipeline = settings.get("pipeline")
     if not isinstance(pipeline, str):
-        raise ConfigError("no pipeline is set", f"add `pipeline: NAME`; known: {lookup.PIPELINES.names()}")
+        raise ConfigError("no pipeline is set", f"add `pipeline: NAME`; known: {', '.join(lookup.PIPELINES.names())}")
     model: type[RunSpec] = lookup.PIPELINE_SPECS.resolve(pipeline)
     settings = trackers_by_name(with_user_settings(settings))
     try:

@@ -173,7 +173,8 @@ def test_no_sensor_where_one_is_required_runs_nothing(store, tmp_path, joulelab)
     ("words", "code", "reported"),
     [
         (["--", "no-such-program-here"], 127, "joulelab: no-such-program-here: command not found ("),
-        (["--", "./nowhere/prog"], 127, "no such file"),
+        (["--", "./nowhere/prog"], 127, "no such file (the path is relative to the current directory)"),
+        (["--", "/nowhere/prog"], 127, "no such file (check the path)"),
         (["--", "/etc/passwd"], 126, "is not executable"),
         (["--", "/"], 126, "is a directory"),
         (["--"], 2, "no program was named"),

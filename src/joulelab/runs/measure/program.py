@@ -47,7 +47,8 @@ def find_program(word: str) -> str:
         raise CannotStart(f"{word}: command not found", _not_found_hint(word), NOT_FOUND)
     path = Path(word)
     if not path.exists():
-        raise CannotStart(f"{word}: no such file", "the path is relative to the current directory", NOT_FOUND)
+        hint = "check the path" if path.is_absolute() else "the path is relative to the current directory"
+        raise CannotStart(f"{word}: no such file", hint, NOT_FOUND)
     if path.is_dir():
         raise CannotStart(f"{word} is a directory", "pass a program", NOT_EXECUTABLE)
     raise CannotStart(
@@ -71,8 +72,10 @@ def _require_interpreter(path: str, word: str) -> None:
 
 
 def _not_found_hint(word: str) -> str:
-    if Path(word).exists():
+    if Path(word).is_file():
         return f"a file of that name is in the current directory: ./{word}, or python {word}"
+    if Path(word).is_dir():
+        return "a folder of that name is in the current directory; name a program"
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     programs = {path.name for folder in folders if folder.is_dir() for path in folder.iterdir()}
     guess = difflib.get_close_matches(word, programs, n=1, cutoff=0.8)  # strict: a PATH has thousands of short names
