@@ -3,8 +3,17 @@
 import pytest
 
 from joulelab.cli import infer, measure, prepare, slurm_jobs, train
-from joulelab.cli.options import Flag, base_settings, comparison_of, merged, read_override, requested_settings
-from joulelab.errors import NotFoundError, UsageError
+from joulelab.cli.options import (
+    Flag,
+    RequestedSetting,
+    base_settings,
+    comparison_of,
+    merged,
+    options_in_errors,
+    read_override,
+    requested_settings,
+)
+from joulelab.errors import ConfigError, NotFoundError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -33,41 +42,70 @@ def test_compare_refuses_an_ambiguous_or_missing_group():
 
 
 FLAGS = {
-    "rate": Flag("training.learning_rate", float),
-    "stats": Flag("training.stats", lambda text: text.split(","), is_list=True),
-    "save": Flag("save_model", switch=True),
-    "threads": Flag("threads"),
+    "learning_rate": Flag("training.learning_rate", float),
+    "train_stats": Flag("training.stats", lambda text: text.split(","), is_list=True),
+    "save_model": Flag("save_model", switch=True),
+    "accumulate": Flag("training.accumulate"),
 }
 
 
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"threads": 0, "overrides": ["threads=4"]}, "--threads 0 and threads=4 both set threads"),
+        (
+            {"accumulate": 0, "overrides": ["training.accumulate=4"]},
+            "--accumulate 0 and training.accumulate=4 both set training.accumulate",
+        ),
+        (
+            {"save_model": True, "overrides": ["save_model=false"]},
+            "^--save_model and save_model=false both set",
+        ),
         ({"model": "gpt2", "overrides": ["model=bert"]}, "gpt2 and model=bert both set model"),
     ],
 )
 def test_an_option_and_a_setting_for_the_same_are_refused(given, text):
     with pytest.raises(UsageError, match=text):
-        requested_settings(FLAGS, given)
+        requested_settings("train", FLAGS, given)
 
 
 def test_options_become_settings():
-    params = {"rate": "0.1,0.2", "stats": "simple,energy", "save": False, "threads": 0, "overrides": ["seed=4"]}
-    requested = requested_settings(FLAGS, params)
+    params = {"learning_rate": "0.1,0.2", "train_stats": "simple,energy", "save_model": False, "accumulate": 0}
+    params["overrides"] = ["seed=4"]
+    requested = requested_settings("train", FLAGS, params)
     assert [(setting.key, setting.given) for setting in requested] == [
         ("training.learning_rate", "0.1,0.2"),
         ("training.stats", "simple,energy"),
-        ("threads", 0),
+        ("training.accumulate", 0),
         ("seed", "4"),
     ]
     assert requested[0].values == [0.1, 0.2]
     assert requested[1].values == [["simple", "energy"]]
-    requested = requested_settings(FLAGS, {**params, "rate": "0.1", "save": True})
+    requested = requested_settings("train", FLAGS, {**params, "learning_rate": "0.1", "save_model": True})
     settings = merged(base_settings("train", model="gpt2"), requested)
-    names = ("pipeline", "model", "threads", "seed", "save_model")
-    assert [settings[name] for name in names] == ["train", "gpt2", 0, 4, True]
-    assert settings["training"] == {"learning_rate": 0.1, "stats": ["simple", "energy"]}
+    assert [settings[name] for name in ("pipeline", "model", "seed", "save_model")] == ["train", "gpt2", 4, True]
+    assert settings["training"] == {"learning_rate": 0.1, "stats": ["simple", "energy"], "accumulate": 0}
+
+
+@pytest.mark.parametrize(
+    ("command", "parameter", "option"),
+    [
+        ("train", "batch_size", "--batch_size"),
+        ("infer", "batch_size", "--batch-size"),
+        ("prepare extract-student", "vocab_transform", "--vocab_transform"),
+        ("prepare dump", "source", "source"),
+    ],
+)
+def test_an_option_is_named_as_the_help_spells_it(command, parameter, option):
+    assert RequestedSetting(Flag("x"), 1, command, parameter).option == option
+
+
+def test_a_wrong_setting_is_named_by_its_option():
+    requested = [RequestedSetting(Flag("training.batch_size"), 0, "train", "batch_size")]
+    with pytest.raises(ConfigError, match=r"^--batch_size: expected") as caught, options_in_errors(requested):
+        raise ConfigError("training.batch_size: expected a number", "check it")
+    assert caught.value.hint.startswith("`joulelab train --help`")
+    with pytest.raises(ConfigError, match=r"^seed: expected"), options_in_errors(requested):
+        raise ConfigError("seed: expected a number", "check it")
 
 
 def test_commas_inside_brackets_are_not_swept():

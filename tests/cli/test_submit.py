@@ -7,7 +7,8 @@ import sys
 import pytest
 from commands import joulelab, joulelab_here
 
-from joulelab.cli.slurm_jobs import script_of, split_command_line, verb_command
+from joulelab.cli.options import command_named
+from joulelab.cli.slurm_jobs import script_of, split_command_line
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ from joulelab.cli.slurm_jobs import script_of, split_command_line, verb_command
     ],
 )
 def test_options_after_a_verb_are_the_verb_s_unless_only_submit_has_them(words, own, verb):
-    found = split_command_line(verb_command("submit"), words.split())
+    found = split_command_line(command_named("submit"), words.split())
     assert found == (own.split(), verb.split())
 
 

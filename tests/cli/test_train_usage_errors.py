@@ -12,16 +12,16 @@ MISTAKES = [
     (["train", "gpt2", "--size", "tinny"], "did you mean 'tiny'?"),
     (
         ["train", "gpt2", "--batch_size", "0"],
-        "training.batch_size: expected a number greater than or equal to 1, found 0",
+        "--batch_size: expected a number greater than or equal to 1, found 0",
     ),
-    (["train", "gpt2", "--batch_size", "four"], "training.batch_size: expected a whole number, found the text 'four'"),
-    (["train", "gpt2", "--learning_rate", "-1"], "training.learning_rate: expected a number greater than 0"),
+    (["train", "gpt2", "--batch_size", "four"], "--batch_size: expected a whole number, found the text 'four'"),
+    (["train", "gpt2", "--learning_rate", "-1"], "--learning_rate: expected a number greater than 0"),
     (["train", "gpt2", "--train_stats", "simpel,energy"], "did you mean 'simple'?"),
     (["train", "gpt2", "--dataset_split", "trian[:10]"], "did you mean 'train'?"),
     (["train", "gpt2", "--dataset_split", "train[:"], "is not a split"),
     (["train", "gpt2", "--dataset", "./nothing"], "there is no file or folder"),
     (["train", "gpt2", "--trainer", "fdsp"], "did you mean 'fsdp'?"),
-    (["train", "gpt2", "--precision", "fp8"], "training.precision: expected 'fp32', 'tf32', 'bf16', 'fp16' or 'auto'"),
+    (["train", "gpt2", "--precision", "fp8"], "--precision: expected 'fp32', 'tf32', 'bf16', 'fp16' or 'auto'"),
     (["train", "gpt2", "--learnig_rate", "1"], "has no option --learnig_rate; did you mean --learning_rate?"),
     (["train", "gpt2", "learning_rate=1"], "did you mean training.learning_rate?"),
     (["train", "gpt2", "--set", "nonsense"], "'nonsense' is not a setting"),
@@ -33,7 +33,7 @@ MISTAKES = [
     (["sweep", "train", "gpt2", "--batch_size", "8,8"], "training.batch_size has the value 8 twice"),
     (
         ["sweep", "train", "gpt2", "--batch_size", "8,0"],
-        "training.batch_size: expected a number greater than or equal to 1",
+        "--batch_size: expected a number greater than or equal to 1",
     ),
     (["sweep", "train", "gpt2", "--seed", "1,2"], "use --repeats N"),
     (["sweep", "train", "gpt2", "--batch_sise", "8"], "has no option --batch_sise; did you mean --batch_size?"),
@@ -65,3 +65,10 @@ def test_the_help_teaches_by_examples(verb):
     done = joulelab_here(verb, "--help")
     assert done.returncode == 0
     assert "Examples:" in done.stdout
+
+
+def test_a_sweep_takes_several_models(tmp_path):
+    words = ("sweep", "train", "gpt2", "model=gpt2,bert", "--size", "tiny", "--dry-run")
+    done = joulelab_here(*words, "--runs-dir", tmp_path / "runs", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["model=gpt2, seed 0", "model=bert, seed 0"]

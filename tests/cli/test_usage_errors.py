@@ -96,7 +96,7 @@ def test_require_measured_without_a_sensor_exits_with_3_before_anything_starts(t
 def test_a_grade_that_does_not_exist_is_refused(tmp_path):
     done = joulelab_here("run", "demo-kd", "--require-grade", "Z", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 2
-    assert "energy.require_grade: expected 'none', 'A', 'B' or 'C'" in done.stderr
+    assert "--require-grade: expected 'none', 'A', 'B' or 'C'" in done.stderr
 
 
 @pytest.mark.parametrize(

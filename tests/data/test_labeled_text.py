@@ -118,6 +118,7 @@ def test_missing_columns_are_named_with_those_found_and_those_expected(tmp_path:
         ("text,label\na,1,2,3\n", "cannot be read"),
         ("", "is empty"),
         ("text;label\na;1\n", "single column 'text;label': its values seem to be separated by ';'"),
+        ("text\tlabel\na, b\t1\n", r"its values seem to be separated by '\\t'"),
     ],
 )
 def test_a_file_we_cannot_use_is_refused_with_the_reason(content: str, complaint: str, tmp_path: Path) -> None:
@@ -141,6 +142,19 @@ def test_the_first_bytes_of_an_unreadable_file_give_the_reason(
     with pytest.raises(ConfigError, match=complaint) as caught:
         load(str(path))
     assert hint in (caught.value.hint or "")
+
+
+def test_json_lines_in_utf_16_or_without_a_row_are_refused_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    for content, complaint in (('{"text": "a", "label": 1}\n'.encode("utf-16"), "is UTF-16 text"), (b"", "is empty")):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=complaint):
+            load(str(path))
+
+
+def test_a_few_rows_of_each_class_are_enough(tmp_path: Path) -> None:
+    rows = "".join(f"text {number},class {number % 25}\n" for number in range(40))
+    assert len(load(csv(tmp_path, "text,label\n" + rows)).class_names) == 25
 
 
 def test_json_that_is_broken_or_no_table_is_refused(tmp_path: Path) -> None:

@@ -210,9 +210,9 @@ def test_mistakes_are_answered(folder, tmp_path):
         unpack(tmp_path / "x.tar.gz", folder)
     with pytest.raises(NotFoundError, match="is a folder"):
         unpack(tmp_path, tmp_path / "out")
-    for out, text in ((tmp_path, "is a folder"), (tmp_path / "gone" / "x.zip", "there is no folder")):
-        with pytest.raises(UsageError, match=text):
-            require_archive_name(out)
+    with pytest.raises(UsageError, match="is a folder"):
+        require_archive_name(tmp_path)
+    require_archive_name(tmp_path / "new" / "x.zip")  # created with the archive
     tar_of(tmp_path / "x.tar.gz", (named(f"{TOP}/README.md"), b"the header of the next file is damaged"))
     with pytest.raises(UsageError, match="is corrupted: it has no SHA256SUMS"):
         unpack(tmp_path / "x.tar.gz", tmp_path / "out")

@@ -7,7 +7,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import typer
@@ -229,9 +229,8 @@ def usage_error(error: Any) -> UsageError:
     """typer's error in our form: the option, what was expected and found, the nearest option or command."""
     from joulelab.lookup import nearest
 
-    # Without a context (an option without its value), the verb is the first word.
-    verb = next((f" {one.name}" for one in app.registered_commands if one.name in sys.argv[1:2]), "")
-    command = error.ctx.command_path if error.ctx else f"joulelab{verb}"
+    # Without a context (an option without its value), the first words name the command.
+    command = error.ctx.command_path if error.ctx else " ".join(["joulelab", *_leading_commands(sys.argv[1:])])
     listed = "commands" if "No such command" in error.message else "options"
     hint = f"`{command} --help` lists its {listed}"
     option, parameter = getattr(error, "option_name", ""), getattr(error, "param", None)
@@ -255,6 +254,15 @@ def usage_error(error: Any) -> UsageError:
     from joulelab.runs.spec import expected_and_found
 
     return UsageError(f"{name}: {expected_and_found(problems[0])}", hint)
+
+
+def _leading_commands(words: Sequence[str]) -> Iterator[str]:
+    found: Any = typer.main.get_command(app)
+    for word in words:
+        found = getattr(found, "commands", {}).get(word)
+        if found is None:
+            return
+        yield word
 
 
 def exit_with(error: JoulelabError) -> NoReturn:

@@ -18,10 +18,10 @@ from joulelab.cli.options import (
     RunsDir,
     detail,
     merged,
-    named_by_option,
+    options_in_errors,
     requested_settings,
 )
-from joulelab.errors import ConfigError, JoulelabError, UsageError
+from joulelab.errors import JoulelabError, UsageError
 from joulelab.lookup import unknown
 
 if TYPE_CHECKING:
@@ -203,11 +203,9 @@ def measure_spec(params: Mapping[str, Any]) -> MeasureSpec:
     if not command:
         raise UsageError("no program was named", "write it after `--`: joulelab measure -- python train.py")
     fixed = {"pipeline": "measure", "name": default_name(redact_command(command)), "command": redact_command(command)}
-    requested = requested_settings(FLAGS, params)
-    try:
+    requested = requested_settings("measure", FLAGS, params)
+    with options_in_errors(requested):
         spec = check(merged(fixed, requested))
-    except ConfigError as error:
-        raise named_by_option(error, requested, "measure") from None
     assert isinstance(spec, MeasureSpec)
     return spec
 

@@ -231,12 +231,29 @@ class RequestedSetting:
 
     flag: Flag
     given: Any
-    option: str = ""
-    """The option that it came from; empty for `key.path=value`."""
+    command: str = ""
+    parameter: str = ""
+    """Of the command's function; empty for `key.path=value`."""
 
     @property
     def key(self) -> str:
         return self.flag.key
+
+    @property
+    def option(self) -> str:
+        """As the command's help spells it; empty for `key.path=value`."""
+        declared = command_named(self.command).params if self.parameter else ()
+        found = next((one for one in declared if one.name == self.parameter), None)
+        if found is None:
+            return ""
+        return str(found.opts[0] if found.param_type_name == "option" else found.metavar or found.name)
+
+    @property
+    def text(self) -> str:
+        """As the user wrote it."""
+        if not self.option:
+            return f"{self.key}={self.given}"
+        return self.option if self.flag.switch else f"{self.option} {self.given}"
 
     @property
     def value(self) -> Any:
@@ -260,38 +277,52 @@ class RequestedSetting:
             raise
 
 
-def requested_settings(flags: Mapping[str, Flag], params: Mapping[str, Any]) -> list[RequestedSetting]:
-    """Settings from the options given, then from `--set` and `key.path=value`. Raises if an option and a setting, or
-    the argument with the model and a setting, set the same."""
+def command_named(name: str) -> Any:
+    """typer's form of `joulelab NAME`, for example of `prepare dump`."""
+    from joulelab.cli.main import app
+
+    found: Any = typer.main.get_command(app)
+    for word in name.split():
+        found = found.commands[word]
+    return found
+
+
+def requested_settings(command: str, flags: Mapping[str, Flag], params: Mapping[str, Any]) -> list[RequestedSetting]:
+    """Settings from the options given to `command`, then from `--set` and `key.path=value`. Raises if an option and a
+    setting, or the argument with the model and a setting, set the same."""
     options = [
-        RequestedSetting(flag, params[name], f"--{name.replace('_', '-')}")
+        RequestedSetting(flag, params[name], command, name)
         for name, flag in flags.items()
         if flag.is_given(params.get(name))
     ]
     overrides = [read_override(text) for text in (*(params.get("settings") or ()), *(params.get("overrides") or ()))]
-    texts = {one.key: f"{one.option} {one.given}" for one in options}
-    if params.get("model"):
-        texts["model"] = str(params["model"])
-    for one in overrides:
-        if one.key in texts:
-            raise UsageError(f"{texts[one.key]} and {one.key}={one.given} both set {one.key}", "leave one of them out")
+    for override in overrides:
+        rivals = [one.text for one in options if one.key == override.key]
+        if override.key == "model" and params.get("model"):
+            rivals.append(str(params["model"]))
+        if rivals:
+            raise UsageError(f"{rivals[0]} and {override.text} both set {override.key}", "leave one of them out")
     return [*options, *overrides]
 
 
-def named_by_option(error: ConfigError, requested: Iterable[RequestedSetting], command: str) -> ConfigError:
-    """The error with the option of `command` that the user gave in place of the setting that it sets: `--norm: expected
-    ...` for `norms.0: expected ...`."""
-    message, listed, known = error.message.partition("known here: ")
-    for key, option in {setting.key: setting.option for setting in requested}.items():
-        if option:
-            name = re.escape(key)
-            message = re.sub(rf"^(  - )?{name}(\.\d+)?: ", rf"\g<1>{option}: ", message, flags=re.MULTILINE)
-            if "_" in key:  # cannot be an ordinary word of the message
-                message = re.sub(rf"(?<![\w.]){name}\b", option, message)
-    message = f"{message}{listed}{known}"
-    if message == error.message:
-        return error
-    return ConfigError(message, f"`joulelab {command} --help` describes the options; {NOTHING_STARTED}")
+@contextmanager
+def options_in_errors(requested: Sequence[RequestedSetting]) -> Iterator[None]:
+    """Wrong settings are named by the options that set them: `--norm: expected ...` for `norms.0: expected ...`."""
+    try:
+        yield
+    except ConfigError as error:
+        message, listed, known = error.message.partition("known here: ")
+        command = ""
+        for one in requested:
+            if option := one.option:
+                command, name = one.command, re.escape(one.key)
+                message = re.sub(rf"^(  - )?{name}(\.\d+)?: ", rf"\g<1>{option}: ", message, flags=re.MULTILINE)
+                if "_" in name:  # cannot be an ordinary word of the message
+                    message = re.sub(rf"(?<![\w.]){name}\b", option, message)
+        message = f"{message}{listed}{known}"
+        if message == error.message:
+            raise
+        raise ConfigError(message, f"`joulelab {command} --help` describes the options; {NOTHING_STARTED}") from None
 
 
 def checked_spec(
@@ -300,11 +331,9 @@ def checked_spec(
     """base.yaml, the pipeline with its `fixed` settings, then everything requested on the command line; checked."""
     from joulelab.runs.spec import check
 
-    requested = requested_settings(flags, params)
-    try:
+    requested = requested_settings(command, flags, params)
+    with options_in_errors(requested):
         return check(merged(base_settings(pipeline, **fixed), requested))
-    except ConfigError as error:
-        raise named_by_option(error, requested, command) from None
 
 
 def base_settings(pipeline: str, **fixed: object) -> dict[str, Any]:

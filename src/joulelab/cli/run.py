@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +13,10 @@ import typer
 from joulelab.cli.options import (
     AsJson,
     DryRun,
+    Flag,
     PartOption,
     Prometheus,
+    RequestedSetting,
     Require,
     RequireGrade,
     RunsDir,
@@ -25,9 +27,11 @@ from joulelab.cli.options import (
     complete_experiments,
     detail,
     note,
+    options_in_errors,
     prerun_experiment,
     read_phase,
     read_shard,
+    requested_settings,
     script_settings,
 )
 from joulelab.errors import UsageError
@@ -166,7 +170,14 @@ def run(
     else:
         experiment, changes = requested_experiment(context.params)
         options = replace(options, shard=read_shard(shard, options.until, data_script))
-        start(experiment, changes, options)
+        start(experiment, changes, options, requested_settings("run", FLAGS, context.params))
+
+
+FLAGS: Mapping[str, Flag] = {
+    "require": Flag("energy.require"),
+    "require_grade": Flag("energy.require_grade"),
+    "prometheus": Flag("energy.prometheus"),
+}
 
 
 def requested_experiment(params: Mapping[str, Any]) -> tuple[str, list[str]]:
@@ -178,8 +189,7 @@ def requested_experiment(params: Mapping[str, Any]) -> tuple[str, list[str]]:
         experiment = short_version(experiment)
     if experiment is None:
         raise UsageError("no experiment was named", "`joulelab experiments` lists them; to try one: joulelab demo")
-    energy = {key: params[key] for key in ("require", "require_grade", "prometheus") if params[key] is not None}
-    changes = [f"energy.{key}={value}" for key, value in energy.items()]
+    changes = [f"{one.key}={one.given}" for one in requested_settings("run", FLAGS, params) if one.parameter]
     if params["data_script"]:
         changes += script_settings(params["data_script"], experiment, overrides)
     if params["budget"]:
@@ -197,8 +207,11 @@ def short_version(experiment: str | None) -> str:
     raise UsageError(f"{experiment or 'this command'} has no short version", f"experiments that have one: {others}")
 
 
-def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
-    """Check all settings before creating a directory, then run the experiment or group.
+def start(
+    experiment: str, overrides: list[str], options: RunOptions, requested: Sequence[RequestedSetting] = ()
+) -> None:
+    """Check all settings before creating a directory, then run the experiment or group. `requested`: the options that
+    some of `overrides` came from.
 
     With `options.shard` a separate run does that shard of the teacher's work and ends.
     """
@@ -206,10 +219,15 @@ def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
     from joulelab.runs.spec import check, merge, parse_overrides, read_experiment, read_layers, refuse_unused
 
     settings, changes = read_layers(experiment), parse_overrides(overrides)
+    # Checks that run along with a wrong setting import no framework, so a typo is answered at once.
+    quick = replace(options, dry_run=True)
     if is_group(settings):
         if options.run_dir is not None or options.until is not None:
             raise _single_run_only(experiment)
-        group, specs = check_group(settings, changes, lambda spec: _checks(spec, options))
+        with options_in_errors(requested):
+            group, specs = check_group(
+                settings, changes, lambda spec: _checks(spec, options), lambda spec: _checks(spec, quick)
+            )
         if options.dry_run:
             named = [f"{number}: {label_of(spec)}, seed {spec.seed}" for number, spec in enumerate(specs, start=1)]
             print_settings(dict(zip(named, specs, strict=True)), options.as_json)
@@ -217,9 +235,8 @@ def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
         made = create_group(options.store, specs, name=group.name, about=group.about, baseline=group.baseline)
         run_group_folder(made.folder, options.as_json)
     else:
-        # Checks that run along with a wrong setting import no framework, so a typo is answered at once.
-        quick = replace(options, dry_run=True)
-        spec = check(merge(read_experiment(experiment), changes), lambda spec: _checks(spec, quick))
+        with options_in_errors(requested):
+            spec = check(merge(read_experiment(experiment), changes), lambda spec: _checks(spec, quick))
         refuse_unused(changes, [spec])
         if options.shard is not None:
             from joulelab.distill.causal.config import shard_spec

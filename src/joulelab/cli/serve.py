@@ -196,7 +196,7 @@ def measure_server(params: Mapping[str, Any], options: RunOptions) -> None:
     if table is not None and not table.absolute().parent.is_dir():
         raise UsageError(f"--table {table}: there is no folder {table.absolute().parent}")
     named = {"model": models[0]} if models else {}
-    spec = checked_spec("infer", "serving", FLAGS, {**params, "overrides": overrides}, **named)
+    spec = checked_spec("infer", "serving", FLAGS, {**params, **named, "overrides": overrides}, **named)
 
     def to_json(record: RunRecord) -> str:
         return json.dumps({**json.loads(record.model_dump_json()), "serving": serving_data(record)}, indent=2)

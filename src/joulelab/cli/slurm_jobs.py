@@ -17,12 +17,15 @@ from joulelab.cli.options import (
     AsJson,
     Flag,
     GroupedCommand,
+    RequestedSetting,
     RunsDir,
+    command_named,
     complete_experiments,
     complete_runs,
     detail,
     merged,
     note,
+    options_in_errors,
     prerun_experiment,
     requested_settings,
 )
@@ -98,7 +101,7 @@ def split_command_line(command: Any, args: Sequence[str]) -> tuple[list[str], li
     if rest[0] == "--":
         return own, [_PROGRAM, *rest]
     verb = [rest.pop(0)]
-    theirs = options_of(verb_command(verb[0]))
+    theirs = options_of(command_named(verb[0]))
     while rest:
         word = rest.pop(0)
         name, equals, _ = word.partition("=")
@@ -120,12 +123,6 @@ def options_of(command: Any) -> dict[str, bool]:
         return {name: value for one in command.commands.values() for name, value in options_of(one).items()}
     options = [param for param in command.params if param.param_type_name == "option"]
     return {name: not param.is_flag for param in options for name in (*param.opts, *param.secondary_opts)}
-
-
-def verb_command(verb: str) -> Any:
-    from joulelab.cli.main import app
-
-    return typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]  # typer's group has commands
 
 
 def submit(
@@ -266,7 +263,9 @@ def submit(
     else:
         request = experiment_request(words or [], array, repeats, both)
     on_gpu = any(spec.uses_gpu for spec in request.specs)
-    settings = job_settings(preset, job_options(context.params, on_gpu))
+    requested = job_options(context.params, on_gpu)
+    with options_in_errors(requested):
+        settings = job_settings(preset, merged({}, requested))
     planned_steps: tuple[str, ...] = ()
     if program:
         require_one_node(settings)
@@ -366,7 +365,7 @@ Requested = tuple["SubmissionRequest", tuple[str, ...]]
 
 
 def _parsed(verb: str, words: Sequence[str]) -> dict[str, Any]:
-    command = verb_command(verb)
+    command = command_named(verb)
     with command.make_context(f"joulelab {verb}", list(words)) as context:
         return dict(context.params)
 
@@ -426,7 +425,7 @@ def _infer_request(words: Sequence[str], repeats: int) -> Requested:
 def _prepare_request(words: Sequence[str], repeats: int) -> Requested:
     from joulelab.cli.prepare import prepare_spec
 
-    steps = verb_command("prepare").commands
+    steps = command_named("prepare").commands
     if not words or words[0] not in steps:
         found = f"'{words[0]}'" if words else "nothing"
         raise UsageError(f"prepare: expected one of {', '.join(steps)}, found {found}", "joulelab prepare --help")
@@ -551,14 +550,14 @@ def note_options_of_program(command: Any, program: Sequence[str]) -> None:
         note(f"passed to the program, not to submit: {', '.join(found)} (options of submit precede `--`)")
 
 
-def job_options(params: Mapping[str, Any], on_gpu: bool = True) -> dict[str, Any]:
-    """The options given on the command line as settings of a job; --cpus, --mem and --time of a run without a GPU are
+def job_options(params: Mapping[str, Any], on_gpu: bool = True) -> list[RequestedSetting]:
+    """The settings of a job that were given as options; --cpus, --mem and --time of a run without a GPU are
     those of its CPU job."""
     given = {name: params[name] for name in FLAGS}
     if not on_gpu:
         for name, ours in (("cpus", "cpu_job_cpus"), ("memory", "cpu_job_memory"), ("time", "cpu_job_time")):
             given[ours] = given[ours] if given[ours] is not None else given[name]
-    return merged({}, requested_settings(FLAGS, given))
+    return requested_settings("submit", FLAGS, given)
 
 
 def print_scripts(

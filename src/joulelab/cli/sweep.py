@@ -26,6 +26,7 @@ from joulelab.cli.options import (
     detail,
     detail_level,
     note,
+    options_in_errors,
     read_override,
     requested_settings,
 )
@@ -98,7 +99,8 @@ def sweep_members(words: Sequence[str], repeats: int) -> tuple[str, list[RunSpec
         if len(values) > 1:
             axes[setting.key] = values
         changes = overlay(changes, nest(setting.key, values[0]))
-    specs = sweep_specs(merge(settings, changes), axes, repeats)
+    with options_in_errors(requested):
+        specs = sweep_specs(merge(settings, changes), axes, repeats)
     return specs[0].name, specs
 
 
@@ -119,7 +121,9 @@ def _read_train(words: Sequence[str]) -> tuple[dict[str, Any], list[RequestedSet
     command: Any = typer.main.get_command(one_verb)
     with command.make_context("joulelab sweep train", list(words)) as context:
         params = with_model(context.params)
-    return base_settings("train", model=params["model"]), requested_settings(FLAGS, params)
+    # The model can be swept by a setting, so that is no contradiction of the argument.
+    requested = requested_settings("train", FLAGS, {**params, "model": None})
+    return base_settings("train", model=params["model"]), requested
 
 
 def _read_run(words: Sequence[str]) -> tuple[dict[str, Any], list[RequestedSetting]]:

@@ -288,7 +288,7 @@ def refuse_long_rows(parts: Iterable[IndexedTable], max_tokens: int | None) -> N
 
 
 _ROWS_OF_LABELS = 20
-"""From so many rows on, a column with fewer than two rows per class is no label."""
+"""From so many rows on, a column with a class of its own for nearly every row is no label."""
 
 
 def number_classes(found: IndexedTable) -> tuple[Mapping[str, int], tuple[str, ...]]:
@@ -308,7 +308,7 @@ def number_classes(found: IndexedTable) -> tuple[Mapping[str, int], tuple[str, .
             "expected at least 2",
             "check the labels",
         )
-    if len(found) >= _ROWS_OF_LABELS and 2 * len(ordered) > len(found):
+    if len(found) >= _ROWS_OF_LABELS and len(ordered) > 0.9 * len(found):
         raise ConfigError(
             f"{found.where} has {len(ordered):,} classes in {plural(len(found), 'row')}; expected several rows each",
             "name the column with the classes: data.label_column=NAME",

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -180,18 +181,9 @@ def is_saved_dataset(path: Path) -> bool:
     return any((path / mark).exists() for mark in _SAVED)
 
 
-_OTHER_SEPARATORS = (";", "\t", "|")
-
-
 def pick(columns: Columns, candidates: tuple[str, ...], what: str, source: str) -> str:
     name = column(columns, candidates)
     if name is None:
-        only = next(iter(columns.values)) if len(columns.values) == 1 else ""
-        if separator := next((one for one in _OTHER_SEPARATORS if one in only), None):
-            raise ConfigError(
-                f"{source} has the single column {only!r}: its values seem to be separated by {separator!r}",
-                "write it with commas (a spreadsheet can export that)",
-            )
         raise ConfigError(
             f"{source} has no {what} column: found {', '.join(columns.values) or 'no columns'}; "
             f"expected one of {', '.join(candidates)}",
@@ -433,16 +425,16 @@ def _readable(path: Path) -> Iterator[None]:
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
     """An error that distinguishes another encoding, which the user can convert, from an incomplete file."""
+    if isinstance(error, PermissionError):  # Arrow's has the path and a second reason in its text
+        return ConfigError(f"{path.absolute()}: {os.strerror(errno.EACCES)}", "check its permissions")
+    if other_content := _other_content(path):
+        return other_content
     if isinstance(error, UnicodeDecodeError):
         return ConfigError(
             f"{path.absolute()} is not UTF-8 text: byte 0x{error.object[error.start]:02x} is "
             f"invalid at position {error.start}",
             f"convert it, for example from Latin-1: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}",
         )
-    if isinstance(error, PermissionError):  # Arrow's has the path and a second reason in its text
-        return ConfigError(f"{path.absolute()}: {os.strerror(errno.EACCES)}", "check its permissions")
-    if other_content := _other_content(path):
-        return other_content
     # A plain ValueError describes a row that was read: what it has and what was expected.
     hint = "correct that row" if type(error) is ValueError else "check that the file is complete"
     if "Expected" in str(error) and "columns" in str(error):
@@ -458,7 +450,7 @@ def _other_content(path: Path) -> ConfigError | None:
     except OSError:
         return None
     if not start.strip():
-        return ConfigError(f"{path.absolute()} is empty", "expected column names and rows")
+        return ConfigError(f"{path.absolute()} is empty", "expected rows")
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return ConfigError(
             f"{path.absolute()} is UTF-16 text; expected UTF-8",
@@ -497,11 +489,27 @@ def _whole_characters(value: Any) -> Any:
     return value
 
 
+def _require_commas(path: Path) -> None:
+    """Column names that are separated by something else are refused; in quotes they are one name."""
+    with path.open("rb") as file:
+        first = file.readline(10_000).decode(UTF8, errors="replace").strip()
+    outside_quotes = re.sub('"[^"]*"', "", first)
+    separator = next((one for one in (";", "\t", "|") if one in outside_quotes), None)
+    if separator is not None and "," not in outside_quotes:
+        raise ConfigError(
+            f"{path.absolute()} has the single column {first[:200]!r}: its values seem to be separated by "
+            f"{separator!r}",
+            "write it with commas (a spreadsheet can export that)",
+        )
+
+
 def _open_csv(path: Path, header: bool = True) -> Table:
     """Without a header, columns are named 1, 2, ... The types of the columns are those of the first block."""
     import pyarrow as pa
     import pyarrow.csv
 
+    if header:
+        _require_commas(path)
     parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
     reading = pyarrow.csv.ReadOptions(autogenerate_column_names=not header, block_size=_CSV_BLOCK_BYTES)
 
@@ -549,6 +557,8 @@ def _open_json(path: Path) -> Table:
             yield row
 
     names = tuple(dict.fromkeys(name for row in islice(rows(), _ROWS_PER_BATCH) for name in row))
+    if not names:
+        raise ConfigError(f"{path.absolute()} is empty", "expected rows with named values")
 
     def batches(columns: Sequence[str] | None) -> Iterator[Columns]:
         left = rows()

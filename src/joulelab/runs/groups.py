@@ -103,15 +103,19 @@ def check_group(
     settings: Mapping[str, Any],
     overrides: Mapping[str, Any],
     checks: Checks = lambda spec: (),
+    quick_checks: Checks | None = None,
 ) -> tuple[GroupSpec, list[RunSpec]]:
-    """The group and the specs of its members. Settings, and then `checks` of every member together with the baseline,
-    are checked before anything starts; all problems are one error."""
+    """The group and the specs of its members. Settings, with the `quick_checks` of a member with wrong ones, and then
+    `checks` of every member together with the baseline, are checked before anything starts; all problems are one error.
+    """
     try:
         group = GroupSpec.model_validate_json(json.dumps(settings, default=str))
     except ValidationError as error:
         raise explain(error, GroupSpec, _KEYS) from None
     runs = [(member, seed) for member in group.members for seed in member.seeds]
-    specs: list[RunSpec] = refuse_all(partial(_member_spec, member, seed, overrides, checks) for member, seed in runs)
+    specs: list[RunSpec] = refuse_all(
+        partial(_member_spec, member, seed, overrides, quick_checks or checks) for member, seed in runs
+    )
     if not specs:
         raise ConfigError(f"group {group.name} has no members")
     whole = [partial(_require_baseline, group, specs), partial(refuse_unused, overrides, specs)]

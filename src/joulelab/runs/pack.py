@@ -193,8 +193,6 @@ class _Write(Protocol):
 def require_archive_name(archive: Path) -> None:
     if archive.is_dir():
         raise UsageError(f"{archive} is a folder", f"name a file: {archive / 'runs.tar.gz'}")
-    if not archive.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {archive.absolute().parent}", "create it first")
     _writer(archive)
 
 

@@ -278,6 +278,8 @@ class Section(BaseModel):
     """Setting -> its values in earlier releases -> current values; accepted with a notice."""
     alternatives: ClassVar[tuple[str, ...]] = ()
     """Mutually exclusive settings: setting one of them replaces the others of an experiment."""
+    details: ClassVar[Mapping[str, str]] = {}
+    """Settings that apply to one of the alternatives, and are replaced with it."""
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
@@ -513,6 +515,7 @@ def _forget_alternatives(result: dict[str, Any], over: Mapping[str, Any]) -> Non
         named = {aliases.get(key, key) for key, value in over[name].items() if value is not None}
         if named & set(alternatives):
             gone = set(alternatives) - named
+            gone |= {name for name, owner in getattr(model, "details", {}).items() if owner in gone}
             result[name] = {key: value for key, value in result[name].items() if aliases.get(key, key) not in gone}
 
 

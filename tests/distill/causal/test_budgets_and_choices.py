@@ -247,7 +247,7 @@ def test_budgets_are_parsed_with_their_unit_and_set_where_the_pipeline_has_them(
     ("changes", "reason"),
     [
         (["student.size=11m"], "unknown size '11m'; expected one of nano"),
-        (["student.model=x/y"], "exactly one of model, layers, size"),
+        (["student.model=x/y", "student.size=3m"], "exactly one of model, layers, size"),
         (["distill.divergence=jsd"], "needs the teacher's full distribution"),
         (["distill.codec=rs-50"], "rs-50"),
         (["data.row_length=64"], "a document must fit into a row"),
@@ -259,7 +259,7 @@ def test_budgets_are_parsed_with_their_unit_and_set_where_the_pipeline_has_them(
             "have no effect without do_sample",
         ),
         (["generation.max_tokens=3"], "less than generation.min_tokens 4"),
-        (["student.size=null", "student.model=mine"], "set student.teacher_embeddings=false"),
+        (["student.model=mine", "student.teacher_embeddings=true"], "set student.teacher_embeddings=false"),
         (["distill.alpha=1"], "ignores the teacher"),
         (["pipeline=dpo", "generation.answer.n=1"], "a pair needs two answers"),
         (["until=preferences", "generation.answer.n=1"], "a pair needs two answers"),
@@ -267,8 +267,8 @@ def test_budgets_are_parsed_with_their_unit_and_set_where_the_pipeline_has_them(
         (["teacher.server=localhost:8000"], "not the address of a server"),
         (["teacher.server=http://x/v1"], "kd until=train needs no server"),
         (["pipeline=dpo", "teacher.server=http://x/v1", "preferences.candidates_from=start"], "needs no server"),
-        (["student.layers=[0, 1]"], "name layers and size; unset .* student.size=null"),
-        (["student.size=null", "student.layers=[]"], "layers is empty"),
+        (["student.layers=[0, 1]", "student.size=3m"], "name layers and size; unset .* student.size=null"),
+        (["student.layers=[]"], "layers is empty"),
         (["pipeline=synthetic", "teacher.server=http://x/v1", *BEAMS], "no beam search"),
         (["pipeline=synthetic", "teacher.server=http://x/v1", "generation.cache=fixed"], "not to teacher.server"),
         (["pipeline=synthetic", "generation.cache=growing", *BEAMS], "has no effect with num_beams"),
@@ -277,6 +277,12 @@ def test_budgets_are_parsed_with_their_unit_and_set_where_the_pipeline_has_them(
 def test_contradictory_settings_are_refused_with_the_reason(changes, reason):
     with pytest.raises(ConfigError, match=reason):
         load_spec("kd-tiny", parse_overrides(changes))
+
+
+@pytest.mark.parametrize("changes", [["student.model=mine"], ["student.size=null", "student.model=mine"]])
+def test_a_student_replaces_that_of_the_experiment_with_its_details(changes):
+    student = load_spec("kd-tiny", parse_overrides(changes)).student
+    assert (student.model, student.size, student.teacher_embeddings) == ("mine", None, False)
 
 
 def test_evaluation_tasks_are_checked_before_the_first_stage(lab, tmp_path, monkeypatch):

@@ -249,7 +249,7 @@ def test_a_builtin_engine_that_never_becomes_ready_is_stopped():
         (("--server", "http://127.0.0.1:9/v1", "--dtype", "bf16"), "dtype belongs to an engine"),
         (("--engine", "vllm", "--model", "TINY"), "set --engine-python"),
         (("--engine", "vllm", "--model", "TINY", "--engine-python", sys.executable), "vllm is not installed"),
-        (("--engine", "vllm", "--model", "TINY", "--batch-size", "4"), "batch_size belongs to the builtin engine"),
+        (("--engine", "vllm", "--model", "TINY", "--batch-size", "4"), "--batch-size belongs to the builtin engine"),
         (("--engine", "sglang", "--model", "TINY", "--dtype", "nf4"), "is a format of the builtin engine"),
         (("--engine", "builtin", "--model", "TINY", "--engine-python", "p"), "belong to --engine vllm"),
         (("--server", "http://127.0.0.1:9/v1", "--concurrency", "0"), "concurrency"),

@@ -513,6 +513,9 @@ class Lora(Section):
 class CausalStudent(Section):
     """The small model: pretrained, made of layers of the teacher, or randomly initialized in a size."""
 
+    alternatives: ClassVar = ("model", "layers", "size")
+    details: ClassVar = {"teacher_embeddings": "size"}
+
     model: str | None = None
     """Start from these weights: a sample, a folder or a hub id."""
     layers: tuple[int, ...] | None = None
@@ -527,12 +530,12 @@ class CausalStudent(Section):
 
     @model_validator(mode="after")
     def _one_start(self) -> Self:
-        named = [name for name in ("model", "layers", "size") if getattr(self, name) is not None]
+        named = [name for name in self.alternatives if getattr(self, name) is not None]
         if len(named) != 1:
             found = " and ".join(named) or "none of them"
             hint = f"; unset what you do not want, for example student.{named[-1]}=null" if named else ""
             raise ValueError(
-                f"a student starts from exactly one of model, layers, size; the settings name {found}{hint}"
+                f"a student starts from exactly one of {', '.join(self.alternatives)}; the settings name {found}{hint}"
             )
         if self.layers is not None and not self.layers:
             raise ValueError("layers is empty; name the teacher's layers to start from, for example [0, 5]")
