@@ -1,6 +1,7 @@
 """`auto` for precision and compilation: what is tried, what is chosen, and that the training is not changed by it."""
 
 import math
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -118,7 +119,7 @@ def test_real_trials_time_the_model_and_leave_random_numbers_alone():
 
 @pytest.mark.parametrize("model", ["bert", "dinov2", "gflownet"])
 def test_trials_start_from_the_same_weights_and_leave_the_workload_as_it_was(model):
-    """dinov2 has a second module (an average of the weights), gflownet an objective that cannot be copied."""
+    """dinov2 has a second module (an average of the weights), gflownet known rewards and perhaps processes."""
     pytest.importorskip("rdkit" if model == "gflownet" else "transformers")
     one = spec(model=model, size="tiny")
     workload = prepare(one.request)
@@ -130,6 +131,15 @@ def test_trials_start_from_the_same_weights_and_leave_the_workload_as_it_was(mod
     for name, module in modules.items():
         assert all(torch.equal(value, before[name][key]) for key, value in module.state_dict().items()), name
         assert all(parameter.grad is None for parameter in module.parameters())
+    if model == "gflownet":
+        assert not workload.objective._reward._known, "rewards of the trial would be missing in the training"
+
+
+def test_an_objective_that_cannot_be_copied_is_tried_as_it_is():
+    one = spec(model="bert", size="tiny")
+    workload = prepare(one.request)
+    workload.objective.lock = threading.Lock()
+    assert not time_in_training(workload, one.seed, one.training, torch.device("cpu"))(FP32).problem
 
 
 @pytest.mark.parametrize(

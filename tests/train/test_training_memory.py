@@ -73,7 +73,7 @@ def test_a_compiled_layer_a_shared_key_and_a_batch_of_unknown_length_need_less()
     tokens, each = 32 * 1024, 2
     per_layer = (activations() - 4 * LARGE.vocabulary * (LARGE.width + 4096)) // (tokens * each * LARGE.layers)
     assert per_layer == 8 * LARGE.width + 3 * LARGE.inner_width
-    shared = activations(replace(LARGE, key_width=1024))
+    shared = activations(replace(LARGE, attention_width=2 * 5120 + 2 * 1024))
     assert activations() - shared == tokens * each * LARGE.layers * 2 * (LARGE.width - 1024)
     assert activations(compile="blocks") < 0.75 * activations()
     assert "activations" not in training_bytes(replace(LARGE, sure_tokens=1), settings(**changes))

@@ -118,3 +118,33 @@ def test_a_card_s_peak_is_found_by_the_name_its_driver_states(name, precision, t
 def test_a_peak_that_is_not_known_is_not_made_up():
     assert peak_flops("NVIDIA Z9000", "bf16") is None
     assert peak_flops("Tesla V100-SXM2-16GB", "bf16") is None
+
+
+def problem_of(*settings):
+    found = []
+    for one in spec_of(*settings).checks():
+        try:
+            one()
+        except UsageError as error:
+            found.append(error.message)
+    return "\n".join(found)
+
+
+def test_data_of_another_kind_is_refused_by_its_name_and_own_models_read_what_they_like(tmp_path):
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    (tmp_path / "table.csv").write_text("a,b\n")
+    images, table = f"dataset={tmp_path}/images", f"validation_dataset={tmp_path}/table.csv"
+    assert "resnet50 cannot read the dataset" not in problem_of("model=resnet50", "size=tiny", images)
+    assert f"resnet50 cannot read the dataset '{tmp_path}/table.csv'" in problem_of("model=resnet50", images, table)
+    (tmp_path / "own.py").write_text(
+        "from joulelab.zoo.registry import Size, ZooEntry\n"
+        "SIZES = {'tiny': Size(1, {}, {}, 1)}\n"
+        "MODEL = ZooEntry('own', 'audio', 't', 'i', 'a', SIZES, 'x:y', needs=(), dataset='clips in a folder')\n"
+    )
+    assert not problem_of(f"model={tmp_path}/own.py", "size=tiny", images)
+
+
+def test_a_missing_package_of_a_tracker_is_not_said_to_be_needed_by_the_model(monkeypatch):
+    monkeypatch.setattr("joulelab.lookup.absent_packages", lambda *names: [one for one in names if one == "codecarbon"])
+    with pytest.raises(DependencyMissing, match="gpt2 with --train_stats codecarbon needs codecarbon"):
+        spec_of("size=tiny", "training.stats=[codecarbon]").require_packages()

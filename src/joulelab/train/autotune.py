@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pickle import PicklingError
 from typing import Any
 
 import torch
@@ -213,7 +214,10 @@ def _copy_to(device: torch.device, workload: Workload) -> tuple[nn.Module, Objec
             on_device = weight.detach().to(device, copy=True)
             copies[id(weight)] = nn.Parameter(on_device, requires_grad=weight.requires_grad)
         copies |= {id(buffer): buffer.detach().to(device, copy=True) for buffer in module.buffers()}
-    if len(modules) == 1:  # nothing of such an objective is trained; it may have what cannot be copied (processes)
+    try:
+        model, objective = copy.deepcopy((workload.model, workload.objective), copies)
+    except (TypeError, PicklingError):  # a user's objective may have processes, locks or files
+        if len(modules) > 1:
+            raise
         return copy.deepcopy(workload.model, copies), workload.objective
-    model, objective = copy.deepcopy((workload.model, workload.objective), copies)
     return model, objective

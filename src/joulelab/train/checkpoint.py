@@ -48,6 +48,9 @@ class Checkpoints(Protocol):
     def finish(self) -> None:
         """Wait for a checkpoint that is being written; raises if writing failed."""
 
+    def release(self) -> None:
+        """Free the memory for copies of the state: the training has ended, and nothing is being written."""
+
     def clear(self) -> None:
         """Delete the checkpoints that are not to be kept; the finished model is an artifact."""
 
@@ -110,6 +113,9 @@ class CheckpointFolder:
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.result()
+
+    def release(self) -> None:
+        self._buffers.clear()
 
     def clear(self) -> None:
         self.finish()

@@ -42,14 +42,17 @@ class ModelSize:
     """Tokens whose logits exist at a time."""
     gated: bool = True
     """Whether the feed-forward part multiplies two projections (Llama), instead of having one (OPT, GPT-NeoX)."""
-    key_width: int | None = None
-    """Of the keys of all heads together; None: the width of the model."""
+    attention_width: int | None = None
+    """Numbers in queries, keys, values and the output of attention, per token of a layer; None: four times the width of
+    the model."""
     sure_tokens: int | None = None
     """Tokens that a micro-batch has at least; None: its rows are full."""
     head_is_trained: bool = True
     """Whether the projection to the vocabulary has a gradient; it adds up in float32."""
     other_models_bytes: int = 0
     """Other models on the device: a live teacher, a copy that generates."""
+    loading_bytes: int = 0
+    """Of another model before it is quantized, when the student's weights are on the device, too."""
     other_models_hint: str = ""
     """How to keep them off this device."""
 
@@ -78,17 +81,18 @@ def training_bytes(size: ModelSize, config: TrainingConfig, ranks: int = 1) -> d
 
 def _saved_per_layer(size: ModelSize, config: TrainingConfig) -> int:
     """Numbers that a layer keeps of a token for its backward pass, at least."""
-    width, inner, keys = size.width, size.inner_width, size.width if size.key_width is None else size.key_width
+    width, inner = size.width, size.inner_width
+    attention = 4 * width if size.attention_width is None else size.attention_width
     is_whole = size.trained == size.parameters
     if config.activation_checkpointing:
         return width  # its input
     if config.compile != "off":
         # The compiler computes norms and activation functions again, from the outputs of the products.
-        return (4 if is_whole else 2) * width + 2 * keys + (2 if size.gated else 1) * inner
+        return (2 * width if is_whole else 0) + attention + (2 if size.gated else 1) * inner
     # The inputs of two norms, queries, keys, values and what attention returns; factors and result of the feed-forward
     # part. If all weights are trained, also the inputs of other products, which some layers share with a norm.
     projections = 2 * width if is_whole and size.gated else 0
-    return 4 * width + projections + 2 * keys + (3 if size.gated else 1) * inner
+    return 2 * width + projections + attention + (3 if size.gated else 1) * inner
 
 
 def require_memory(
@@ -98,6 +102,13 @@ def require_memory(
     where the settings have `config`."""
     parts = training_bytes(size, config, ranks)
     needed = sum(parts.values())
+    loading = parts["weights"] + size.loading_bytes
+    if size.loading_bytes and loading > free_bytes:
+        raise ConfigError(
+            f"{stage}: a model of {size_text(size.loading_bytes)} is loaded and then quantized, which needs at least "
+            f"{size_text(loading)} with the student's weights, but {size_text(free_bytes)} is free",
+            size.other_models_hint or "use a smaller model",
+        )
     if needed <= free_bytes:
         return
     listed = ", ".join(f"{name} {size_text(amount)}" for name, amount in parts.items())

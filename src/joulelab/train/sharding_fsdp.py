@@ -223,6 +223,9 @@ class ShardedCheckpoints:
             failure = next(iter(failure.failures.values()))[0]
         raise failure or OSError(f"another rank could not write its part of {folder.name}")
 
+    def release(self) -> None:
+        pass
+
     def clear(self) -> None:
         self.finish()
         self._ranks.barrier()

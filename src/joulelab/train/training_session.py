@@ -121,6 +121,7 @@ class _Session:
         tracker_report = trainer.stats.log_stats()  # outside the stage: it may wait for the recorder
         run.result(f"{job.stage}.final_loss", Result(value=loss))
         run.result(f"{job.stage}.steps", Result(value=float(trainer.position.step)))
+        self.checkpoints.release()
         run.when_made(self.checkpoints.clear)  # a kill while the model is saved must not cost the whole training
         if tracker_report:
             run.progress.write(tracker_report)

@@ -122,7 +122,8 @@ class TrainSpec(TrainingRunSpec):
 
     def require_packages(self) -> None:
         used = [name for name in self.training.stats if name == "codecarbon"]  # the tracker has its package's name
-        require_packages(self.request.entry, *used)
+        what = " with --train_stats codecarbon" if used else ""
+        require_packages(self.request.entry, *used, what=f"{self.request.entry.name}{what}")
         self.training.require_packages()
 
     def checks(self) -> Iterator[Callable[[], object]]:
@@ -208,13 +209,14 @@ def _check_data(request: WorkloadRequest) -> None:
     if request.dataset != SYNTHETIC:
         if not request.entry.dataset:
             raise refuse_dataset(request)
-        for name in (request.dataset, request.validation):
-            if name and request.entry.family == "language":
+        for name in filter(None, (request.dataset, request.validation)):
+            if request.entry.dataset_kind == "documents":
                 check_documents(name, request.text_column)
-            elif name:
-                path, is_folder = sources.parse(name).path, request.entry.family == "vision"
-                if path is None or not (path.is_dir() if is_folder else path.is_file()):
-                    raise refuse_dataset(request)
+                continue
+            path = sources.parse(name).path
+            is_there = {"folder": Path.is_dir, "file": Path.is_file}.get(request.entry.dataset_kind or "")
+            if is_there is not None and (path is None or not is_there(path)):
+                raise refuse_dataset(request, name)
         return
     if request.validation:
         raise ConfigError(

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from joulelab import lookup
 from joulelab.data.splits import Split, parse_split
@@ -64,6 +64,8 @@ class ZooEntry:
     """The extra of joulelab that installs them."""
     dataset: str = ""
     """Description of the data accepted by `--dataset`; empty: synthetic data only."""
+    dataset_kind: Literal["documents", "folder", "file"] | None = None
+    """What `--dataset` must name, checked before a run; None: `prepare` finds out."""
     learnable: bool = True
     """Whether 20 steps of the tiny size on synthetic data should lower the loss."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -103,8 +105,9 @@ def absent_packages(entry: ZooEntry) -> list[str]:
     return lookup.absent_packages(*entry.needs)
 
 
-def require_packages(entry: ZooEntry, *others: str) -> None:
-    lookup.require_packages(entry.name, *entry.needs, *others, otherwise=entry.extra)
+def require_packages(entry: ZooEntry, *others: str, what: str = "") -> None:
+    """`what` needs the packages of the entry and `others`."""
+    lookup.require_packages(what or entry.name, *entry.needs, *others, otherwise=entry.extra)
 
 
 _FAMILIES = {"big_bird": "bigbird", "resnet": "resnet50"}
@@ -230,8 +233,8 @@ class WorkloadRequest:
         return parse_split(self.split)
 
 
-def refuse_dataset(request: WorkloadRequest) -> ConfigError:
+def refuse_dataset(request: WorkloadRequest, name: str = "") -> ConfigError:
     return ConfigError(
-        f"{request.entry.name} cannot read the dataset '{request.dataset}'",
+        f"{request.entry.name} cannot read the dataset '{name or request.dataset}'",
         f"use `synthetic`{' or ' + request.entry.dataset if request.entry.dataset else ''}",
     )

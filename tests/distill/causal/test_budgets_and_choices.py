@@ -285,6 +285,32 @@ def test_a_student_replaces_that_of_the_experiment_with_its_details(changes):
     assert (student.model, student.size, student.teacher_embeddings) == ("mine", None, False)
 
 
+@pytest.mark.parametrize(
+    ("experiment", "changes"),
+    [
+        ("on-policy-tiny", ["until=logits", "teacher.batch_size=4"]),
+        ("kd-tiny", ["distill.teacher=live", "until=teacher", "distill.codec=hidden", "teacher.batch_size=4"]),
+        ("on-policy-tiny", ["start=null", "training.prefetch=0"]),  # the SFT student is trained with it
+    ],
+)
+def test_settings_with_an_effect_are_accepted(experiment, changes):
+    load_spec(experiment, parse_overrides(changes))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "changes"),
+    [
+        ("kd-tiny", ["distill.teacher=live", "distill.codec=hidden"]),
+        ("kd-tiny", ["distill.teacher=live", "teacher.batch_size=4"]),
+        ("on-policy-tiny", ["training.prefetch=0"]),
+        ("on-policy-tiny", ["teacher.batch_size=4"]),
+    ],
+)
+def test_settings_without_an_effect_are_refused(experiment, changes):
+    with pytest.raises(ConfigError, match="has no effect in this run"):
+        load_spec(experiment, parse_overrides(changes))
+
+
 def test_evaluation_tasks_are_checked_before_the_first_stage(lab, tmp_path, monkeypatch):
     def unknown(tasks, folder):
         raise NotFoundError(f"there is no task {tasks[0]}")

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from joulelab.distill.causal.config import Lora
-from joulelab.distill.causal.models import _is_gated, add_lora, check_memory, expose_hidden_states
+from joulelab.distill.causal.models import _attention_width, _is_gated, add_lora, check_memory, expose_hidden_states
 from joulelab.distill.causal.recipe import model_checks
 from joulelab.errors import ConfigError, refuse_all
 from joulelab.runs import environment
@@ -53,6 +53,48 @@ def test_a_live_teacher_and_the_copy_that_generates_are_counted(lab, large, monk
     with pytest.raises(ConfigError, match=r"other models 8\d.\d GB") as refused:
         check_memory(spec_of(lab, large, "on-policy", optimizer="adafactor", **BF16))
     assert "the teacher on another device, without its 27.4 GB: teacher.server" in refused.value.hint
+
+
+def test_a_quantized_live_teacher_needs_room_for_its_weights_while_it_is_loaded(lab, large, monkeypatch):
+    spec = spec_of(lab, large, "on-policy", optimizer="adafactor", **BF16)
+    nf4 = {"teacher": spec.teacher.model_copy(update={"precision": "nf4"})}
+    small = {"student": spec.student.model_copy(update={"model": str(lab.teacher)})}
+    spec = spec.model_copy(update={**nf4, **small})
+    monkeypatch.setattr(environment, "free_memory_bytes", lambda: 28 * 10**9)
+    check_memory(spec)
+    monkeypatch.setattr(environment, "free_memory_bytes", lambda: 27 * 10**9)
+    with pytest.raises(ConfigError, match=r"a model of 27.4 GB is loaded and then quantized"):
+        check_memory(spec)
+
+
+def test_an_sft_student_without_settings_of_its_own_is_checked_with_those_of_the_training(lab, large, monkeypatch):
+    """Only rows of the SFT student are full; the pairs of dpo are counted with one token each."""
+    monkeypatch.setattr(environment, "free_memory_bytes", lambda: 80 * 10**9)
+    changes = {"optimizer": "adafactor", **BF16, "activation_checkpointing": False, "batch_size": 64}
+    spec = spec_of(lab, large, "dpo", **changes)
+    spec = spec.model_copy(update={"start": None, "data": spec.data.model_copy(update={"row_length": 4096})})
+    with pytest.raises(ConfigError, match=r"student\.sft: training 13.7 billion weights .* activations 1.73 TB"):
+        check_memory(spec)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        ("Gemma4Text", {"intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16, "global_head_dim": 32}),
+        ("Mamba", {}),
+    ],
+    ids=["heads differ by layer", "no heads"],
+)
+def test_memory_is_checked_for_models_with_other_attention(lab, tmp_path, family, shape, monkeypatch):
+    if not hasattr(transformers, f"{family}Config"):
+        pytest.skip(f"this version of transformers has no {family}")
+    config = getattr(transformers, f"{family}Config")(hidden_size=64, num_hidden_layers=6, vocab_size=300, **shape)
+    config.save_pretrained(tmp_path)
+    monkeypatch.setattr(environment, "free_memory_bytes", lambda: 10**11)
+    check_memory(spec_of(lab, str(tmp_path)))
+    monkeypatch.setattr(environment, "free_memory_bytes", lambda: 10**5)
+    with pytest.raises(ConfigError, match="needs at least"):
+        check_memory(spec_of(lab, str(tmp_path)))
 
 
 def test_pairs_are_not_counted_as_full_rows(lab, large, monkeypatch):
@@ -171,9 +213,8 @@ SMALL = {"vocab_size": 100, "hidden_size": 128, "num_hidden_layers": 4, "num_att
 def test_no_more_activations_are_counted_than_a_layer_saves(family, shape, query, adapters):
     config = getattr(transformers, f"{family}Config")(**SMALL, **shape)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    key_width = 32 * (getattr(config, "num_key_value_heads", None) or 4)
     inner = shape.get("intermediate_size", 512)
-    size = ModelSize(2, 1 if adapters else 2, 4, 128, inner, 64, 100, 64, _is_gated(model), key_width)
+    size = ModelSize(2, 1 if adapters else 2, 4, 128, inner, 64, 100, 64, _is_gated(model), _attention_width(model, 4))
     model = expose_hidden_states(model)
     if adapters:
         model = add_lora(model, Lora(rank=2, targets=(query,)), 0).model

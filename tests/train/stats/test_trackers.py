@@ -13,7 +13,7 @@ from stats_training import all_numbers, assert_same_numbers, make_trainer, train
 from joulelab import lookup
 from joulelab.train.stats import hooks, phase_times
 from joulelab.train.stats.hooks import StatsList, TrackerContext, TrainerStats, load_tracker, unused_path
-from joulelab.train.stats.phase_times import RESERVOIR_SIZE, CudaClock, Durations, HostClock, SimpleStats
+from joulelab.train.stats.phase_times import RESERVOIR_SIZE, CudaClock, Durations, HostClock, PhaseTimes, SimpleStats
 from joulelab.train.stats.step_energy import MAX_WINDOWS, CleanWindows
 from joulelab.train.stats.torch_profiler import TorchProfilerStats
 
@@ -245,3 +245,17 @@ def test_hooks_of_a_users_tracker_under_the_earlier_name_are_called(capsys):
         pass
     assert tracker.calls == ["start", "stop"]
     assert "start_optimiser_step is now called start_optimizer_step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("steps", "watched"), [(1, []), (5, [1]), (6, [1, 5]), (26, [1, 5, 15, 25])])
+def test_a_few_steps_are_timed_and_never_the_first(steps, watched):
+    times, found = PhaseTimes(torch.device("cpu")), []
+    for step in range(steps):
+        times.start("step")
+        found += [step] if times.watching else []
+        times.start("forward")
+        times.stop("forward")
+        times.stop("step")
+    times.harvest()
+    assert found == watched
+    assert times.shares().keys() == ({"input", "forward", "backward", "optimizer_step"} if watched else set())

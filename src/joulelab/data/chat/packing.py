@@ -455,18 +455,24 @@ def _cudnn_takes(query: Tensor, value: Tensor) -> bool:
     return _flash_takes(query, value) and query.shape[-1] <= _LARGEST_CUDNN_HEAD
 
 
+def head_width(config: Any) -> int | None:
+    """Numbers of one attention head; None if the model has no heads, or heads that differ by layer."""
+    try:
+        heads = config.num_attention_heads
+        return int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    except (AttributeError, RuntimeError):  # transformers raises the latter for what differs by layer
+        return None
+
+
 def _cudnn_agrees(model: Any) -> bool:
     """Whether cuDNN computes attention of this model's heads, and its gradients, up to rounding. Tried on the device:
     which shapes it accepts depends on its version and on the GPU."""
     config, device = model.config.get_text_config(), next(model.parameters()).device
-    heads = getattr(config, "num_attention_heads", None)
-    width = getattr(config, "hidden_size", None)
-    if heads is None or width is None:
+    size = head_width(config)
+    if size is None or size > _LARGEST_CUDNN_HEAD or size % 8:
         return False
+    heads = config.num_attention_heads
     shared = getattr(config, "num_key_value_heads", None) or heads
-    size = getattr(config, "head_dim", None) or width // heads
-    if size > _LARGEST_CUDNN_HEAD or size % 8:
-        return False
     random = torch.Generator(device).manual_seed(0)
 
     def drawn(count: int) -> Tensor:

@@ -684,7 +684,6 @@ class CausalSpec(LanguageModelSpec):
             unused["generation.held_out"] = "synthetic"
         if self.pipeline == "on-policy" and not self.mixes_teacher_answers:
             engine = [name for name in type(self.generation).model_fields if name.startswith("engine_")]
-            engine += ["engine"] if self.generation.engine in CHILD_ENGINES else []
             by = "runs whose completions are written before the training; on-policy students write in this process"
             unused |= {f"generation.{name}": by for name in engine}
         if self.teacher.cross_tokenizer_loss == "uld":
@@ -694,17 +693,17 @@ class CausalSpec(LanguageModelSpec):
             unused["on_policy.other_data"] = "on-policy with on_policy.student_share below 1"
         if self.pipeline not in STARTS_FROM_SFT or not self.sft_first:
             unused["budget.start_share"] = f"{', '.join(STARTS_FROM_SFT)}, unless sft_first=false"
-        is_live = self.pipeline == "kd" and self.distill.teacher == "live" and self.until != "logits"
-        if self.distill.teacher == "live" and self.until != "logits":
+        if self.distill.teacher == "live" and not self.caches_logits:
             unused["distill.codec"] = "distill.teacher=cached"
-        if is_live or (self.pipeline == "on-policy" and not self.teacher_judges):
+        is_live = self.pipeline == "on-policy" or (self.pipeline == "kd" and self.distill.teacher == "live")
+        if is_live and not self.caches_logits and not self.teacher_judges:
             # a live teacher reads the batches of the training
             unused["teacher.batch_size"] = "runs that cache logits or judge answers"
         if not self.has_teacher and not self.evaluates_teacher:
             unused["teacher.precision"] = "runs with a teacher"
             if self.pipeline != "self":  # its cache is made in such batches
                 unused["teacher.batch_size"] = "runs with a teacher"
-        if self.pipeline == "on-policy":
+        if self.pipeline == "on-policy" and (self.start is not None or not self.sft_first):
             unused["training.prefetch"] = "other pipelines: in on-policy, batches are written between steps"
         return unused
 
@@ -741,6 +740,11 @@ class CausalSpec(LanguageModelSpec):
         if self.until not in ("teacher", "train"):
             return self.until
         return "generation" if self.mixes_teacher_answers else TEACHER_PHASES.get(self.pipeline)
+
+    @property
+    def caches_logits(self) -> bool:
+        """Whether the teacher's distributions are stored, in `distill.codec`; a run of that phase alone always does."""
+        return self.teacher_phase == "logits" and (self.until != "train" or self.distill.teacher == "cached")
 
     @property
     def scores_on_server(self) -> bool:

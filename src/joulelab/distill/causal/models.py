@@ -186,8 +186,8 @@ def check_memory(spec: CausalSpec) -> None:
         return
     world = int(os.environ.get("WORLD_SIZE", "1"))
     trainings = [("student.train", "training", spec.training)]
-    if spec.start is not None and spec.sft_first and spec.pipeline in STARTS_FROM_SFT:
-        trainings.append(("student.sft", "start", spec.start))
+    if spec.sft_first and spec.pipeline in STARTS_FROM_SFT:
+        trainings.append(("student.sft", "start" if spec.start else "training", spec.start or spec.training))
     for stage, section, training in trainings:
         size = _training_size(spec, on_gpu, alone=stage == "student.sft")
         require_memory(stage, size, training, free_bytes, world if training.parallel == "fsdp" else 1, section)
@@ -208,13 +208,15 @@ def _training_size(spec: CausalSpec, on_gpu: bool, alone: bool) -> ModelSize:
     if student.lora is not None:
         targets = [part for name, part in model.named_modules() if name.rpartition(".")[2] in student.lora.targets]
         trained = sum(student.lora.rank * sum(part.weight.shape) for part in targets if isinstance(part, nn.Linear))
-    other_bytes, hint = 0, ""
+    other_bytes, loading_bytes, hint = 0, 0, ""
     live = spec.pipeline == "on-policy" or (spec.pipeline == "kd" and spec.distill.teacher == "live")
     if live and spec.teacher.server is None and not alone:
         precision = spec.teacher.precision
         half = precision == "bf16" or (precision == "auto" and on_gpu)
         each = WEIGHT_BYTES[precision] if is_quantized(precision) else 2 if half else 4
-        other_bytes += round(_count(_meta_model(spec.teacher.model)) * each)
+        weights = _count(_meta_model(spec.teacher.model))
+        other_bytes += round(weights * each)
+        loading_bytes = 2 * weights if is_quantized(precision) else 0  # `load_frozen` quantizes it on the device
         hint = f"the teacher on another device, without its {size_text(other_bytes)}: "
         hint += "teacher.server" if spec.pipeline == "on-policy" else "distill.teacher=cached"
     if spec.pipeline == "on-policy" and not alone:  # the copy that generates
@@ -222,18 +224,37 @@ def _training_size(spec: CausalSpec, on_gpu: bool, alone: bool) -> ModelSize:
     # Pairs are padded to the longest of their batch, and the completions of a round may fill a single row.
     students_only = spec.pipeline == "on-policy" and spec.on_policy.student_share == 1
     is_short = not alone and (spec.pipeline == "dpo" or students_only)
-    heads = int(config.num_attention_heads)
-    key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     return ModelSize(
         parameters=parameters + (trained if student.lora else 0), trained=trained,
-        layers=int(config.num_hidden_layers), width=int(config.hidden_size),
-        inner_width=int(getattr(config, "intermediate_size", 0) or 4 * config.hidden_size),
+        layers=int(config.num_hidden_layers), width=int(config.hidden_size), inner_width=_inner_width(config),
         row_length=spec.data.row_length, vocabulary=int(config.vocab_size), chunk=spec.chunk, gated=_is_gated(model),
-        key_width=int(getattr(config, "head_dim", None) or config.hidden_size // heads) * key_heads,
+        attention_width=_attention_width(model, int(config.num_hidden_layers)),
         sure_tokens=1 if is_short else None,
         head_is_trained=student.lora is None or model.get_output_embeddings() in targets,
-        other_models_bytes=other_bytes, other_models_hint=hint,
+        other_models_bytes=other_bytes, loading_bytes=loading_bytes, other_models_hint=hint,
     )  # fmt: skip
+
+
+def _inner_width(config: Any) -> int:
+    """Of the feed-forward layers, at least; transformers raises a RuntimeError for what differs by layer."""
+    try:
+        width = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    except RuntimeError:
+        return 0
+    return int(min(width) if isinstance(width, list | tuple) else width)
+
+
+def _attention_width(model: nn.Module, layers: int) -> int:
+    """Numbers in queries, keys, values and the output of attention, per token of a layer: the mean over all layers,
+    which may differ. By the names that transformers gives to the projections; others are not counted."""
+    ends: dict[str, str] = dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value"), "out_features")
+    ends |= dict.fromkeys(("o_proj", "out_proj", "dense"), "in_features")
+    total = sum(
+        getattr(module, ends[last])
+        for name, module in model.named_modules()
+        if (last := name.rpartition(".")[2]) in ends and isinstance(module, nn.Linear)
+    )
+    return int(total) // layers
 
 
 def _is_gated(model: nn.Module) -> bool:

@@ -276,12 +276,14 @@ class Rollouts:
         """The training has ended. Its tokens are not needed any more once the student is saved."""
         self._batches.clear()
         self._generator = None
-        self._context.run.when_made(self._remove_completions)
+        ranks, folder = self._ranks, self._folder  # not `self`, with its models: saving needs memory
 
-    def _remove_completions(self) -> None:
-        self._ranks.barrier()
-        if self._ranks.is_first:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        def remove_completions() -> None:
+            ranks.barrier()
+            if ranks.is_first:
+                shutil.rmtree(folder, ignore_errors=True)
+
+        self._context.run.when_made(remove_completions)
 
     # batches
 

@@ -114,7 +114,7 @@ def model_checks(spec: CausalSpec) -> Iterator[Callable[[], object]]:
     """What the models' configurations, tokenizers and test questions tell, before a run starts."""
     yield lambda: check_models(spec)
     yield lambda: check_tokenizers(spec)
-    if spec.teacher_phase == "logits" and (spec.distill.teacher == "cached" or spec.until == "logits"):
+    if spec.caches_logits:
         yield lambda: check_codec(spec)
     if spec.until == "train":
         yield lambda: check_products(spec.device, spec.trainings)

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
 
+from joulelab.data.chat.packing import head_width
 from joulelab.infer.generation.cache import forward_arguments
 from joulelab.infer.generation.fused_layers import FusedLayers
 from joulelab.infer.generation.sampler import AnswerEnds, sample_tokens
@@ -78,7 +79,7 @@ _CHECKED_SLOTS = 16
 _OTHER_ATTENTION = "computes attention in a way that has no fixed slots"
 
 Setup = Callable[[str], AbstractContextManager[object]]
-"""(activity, begin, end) in monotonic nanoseconds: time that is not part of generation."""
+"""Opens a stage of setup for an activity: work that is not part of generation."""
 RandomNumbers = Callable[[int, int], NDArray[np.float64]]
 """(number of the prompt, number of its answer) -> one random number per token."""
 
@@ -704,7 +705,7 @@ def rows_that_fit(model: Any, tokens: int) -> int:
     differences in free memory do not change the shapes of a run that is resumed."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size = head_width(config) or config.hidden_size
     parameter = next(model.parameters())
     # Keys and values of every layer; a slot is rounded up to whole blocks.
     slot_bytes = 2 * config.num_hidden_layers * heads * size * parameter.element_size() * (tokens + _BLOCK)

@@ -137,7 +137,8 @@ STEP_PHASES = ("input", "forward", "backward", "optimizer_step")
 class PhaseTimes:
     """Mean time of each phase, from one step in `every`: enough for a mean, and the other steps have no overhead.
 
-    It is the one in the middle: the first steps of an attempt load libraries and compile.
+    It is the one in the middle, because the first steps of an attempt load libraries and compile; and the second step,
+    so that a training of a few steps has times, too.
     """
 
     def __init__(self, device: torch.device, every: int = 10) -> None:
@@ -151,7 +152,7 @@ class PhaseTimes:
 
     def start(self, phase: str) -> None:
         if phase == "step":
-            self.watching = self._seen % self._every == self._every // 2
+            self.watching = self._seen == 1 or self._seen % self._every == self._every // 2
             self._seen += 1
         if self.watching:
             self._clock.start(phase)

@@ -18,6 +18,7 @@ PNA = ZooEntry(
     needs=("torch", "torch_geometric"),
     extra="graphs",
     dataset="PCQM4Mv2's data.csv or data.csv.gz by path (idx,smiles,homolumogap), read with RDKit",
+    dataset_kind="file",
 )
 
 
@@ -48,6 +49,7 @@ DIMENET = ZooEntry(
     needs=("torch", "torch_geometric"),
     extra="graphs",
     dataset="PCQM4Mv2's data.csv or data.csv.gz by path (idx,smiles,homolumogap), read and embedded with RDKit",
+    dataset_kind="file",
 )
 
 

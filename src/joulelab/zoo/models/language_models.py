@@ -57,6 +57,7 @@ GPT2 = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.language_modeling:prepare",
     dataset="text by path or hub id (allenai/c4)",
+    dataset_kind="documents",
     options={"positions": 1024},
 )
 
@@ -117,6 +118,7 @@ OPT = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.language_modeling:prepare",
     dataset="text by path or hub id (allenai/c4)",
+    dataset_kind="documents",
     options={"positions": 2048},
 )
 
@@ -156,6 +158,7 @@ BERT = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.masked_lm:prepare",
     dataset="text by path or hub id (allenai/c4)",
+    dataset_kind="documents",
     options={"positions": 512, "head": ("cls",)},
 )
 
@@ -188,6 +191,7 @@ DISTILBERT = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.masked_lm:prepare",
     dataset="text by path or hub id (allenai/c4)",
+    dataset_kind="documents",
     options={"positions": 512, "head": ("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector")},
 )
 
@@ -242,6 +246,7 @@ ALBERT = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.masked_lm:prepare",
     dataset="text by path or hub id (allenai/c4)",
+    dataset_kind="documents",
     options={"positions": 512, "head": ("predictions",)},
 )
 
@@ -299,6 +304,7 @@ LONGFORMER = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.masked_lm:prepare_sliding_window",
     dataset="text by path or hub id (allenai/c4)",
+    dataset_kind="documents",
     # positions are counted from the padding's id + 1, as in RoBERTa
     options={"head": ("lm_head",), "idle": ("_global.",), "unused_positions": 2},
 )
@@ -356,6 +362,7 @@ BIGBIRD = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.masked_lm:prepare_block_sparse",
     dataset="text by path or hub id (allenai/c4)",
+    dataset_kind="documents",
     options={"positions": 4096, "head": ("cls",), "idle": (".pooler.",), "settings": require_blocks},
 )
 
@@ -430,6 +437,7 @@ REFORMER = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.masked_lm:prepare",
     dataset="text by path or hub id (allenai/c4)",
+    dataset_kind="documents",
     # transformers creates a bias for the head but does not apply it
     options={"head": ("lm_head",), "idle": ("lm_head.bias",), "settings": fit_positions},
 )
@@ -474,6 +482,7 @@ T5 = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.language_modeling:prepare_span_corruption",
     dataset="text by path or hub id (allenai/c4)",
+    dataset_kind="documents",
 )
 
 
@@ -527,5 +536,6 @@ BART = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.language_modeling:prepare_infilling",
     dataset="text by path or hub id (allenai/c4)",
+    dataset_kind="documents",
     options={"positions": 1024},
 )

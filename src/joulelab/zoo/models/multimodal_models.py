@@ -56,6 +56,7 @@ WHISPER = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.speech_to_text:prepare",
     dataset="a table (CSV, JSON lines) of `audio` and `text` by path, the audio in 16 kHz mono WAV files",
+    dataset_kind="file",
     options={"positions": 448},
 )
 
@@ -141,4 +142,5 @@ LLAVA = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.image_text:prepare",
     dataset="a table (CSV, JSON lines) of `image`, `question` and `answer` by path, image paths relative to the table",
+    dataset_kind="file",
 )

@@ -24,6 +24,7 @@ RESNET50 = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.image_classification:prepare",
     dataset="a folder of images, one subfolder per class",
+    dataset_kind="folder",
     options={"channels_last": True},
 )
 
@@ -55,6 +56,7 @@ RESNET152 = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.image_classification:prepare",
     dataset="a folder of images, one subfolder per class",
+    dataset_kind="folder",
     options={"channels_last": True},
 )
 
@@ -86,6 +88,7 @@ CONVNEXT_LARGE = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.image_classification:prepare",
     dataset="a folder of images, one subfolder per class",
+    dataset_kind="folder",
     options={"channels_last": True},
 )
 
@@ -128,6 +131,7 @@ REGNET_Y_128GF = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.image_classification:prepare",
     dataset="a folder of images, one subfolder per class",
+    dataset_kind="folder",
     options={"channels_last": True},
 )
 
@@ -165,6 +169,7 @@ VIT_G14 = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.self_distillation:prepare",
     dataset="a folder of images, one subfolder per class (labels are not used)",
+    dataset_kind="folder",
     options={
         "giant": DistillationRecipe(),
         "tiny": DistillationRecipe(prototypes=64, head_width=64, bottleneck=32, local_crops=2, momentum=0.9),
@@ -218,6 +223,7 @@ DINOV2 = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.self_distillation:prepare",
     dataset="a folder of images, one subfolder per class (labels are not used)",
+    dataset_kind="folder",
     options={
         "large": DistillationRecipe(),
         "small": _SMALL_HEADS,

@@ -13,6 +13,7 @@ Legend: B trajectories, T decisions of each, S trees.
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -59,6 +60,12 @@ class QedReward:
         self._known: dict[Tree, float] = {}
         workers = min(_MAX_WORKERS, usable_cores() - 2) if workers is None else workers
         self._pool = self._hire(fragments, workers) if workers > 1 else None
+
+    def __deepcopy__(self, memo: object) -> QedReward:
+        """With the same processes, and without the known rewards: a trial must not compute those of the training."""
+        copied = copy.copy(self)
+        copied._known = {}
+        return copied
 
     def qed(self, trees: Trees) -> Tensor:
         """[S], on the host."""
