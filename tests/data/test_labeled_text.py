@@ -130,6 +130,7 @@ def test_a_file_we_cannot_use_is_refused_with_the_reason(content: str, complaint
     ("content", "complaint", "hint"),
     [
         ("text,label\na,1\n".encode("utf-16"), "is UTF-16 text", "iconv -f utf-16"),
+        ("text\tlabel\na\t1\n".encode("utf-16"), "is UTF-16 text", "iconv -f utf-16"),  # what Excel writes
         (b"text,label\na,1\nb\0,2,3\n", "is not text: it has null bytes", "expected UTF-8 text"),
         (b"text,label\na,1\nb,2,3\n", "cannot be read", "needs quotes"),
     ],

@@ -495,7 +495,7 @@ def _require_commas(path: Path) -> None:
         first = file.readline(10_000).decode(UTF8, errors="replace").strip()
     outside_quotes = re.sub('"[^"]*"', "", first)
     separator = next((one for one in (";", "\t", "|") if one in outside_quotes), None)
-    if separator is not None and "," not in outside_quotes:
+    if separator is not None and "," not in outside_quotes and "\0" not in first:  # UTF-16 is refused as such
         raise ConfigError(
             f"{path.absolute()} has the single column {first[:200]!r}: its values seem to be separated by "
             f"{separator!r}",
