@@ -116,7 +116,7 @@ def test_a_grade_that_does_not_exist_is_refused(tmp_path):
         (["rnu"], "No such command 'rnu'. Did you mean 'run'?", "`joulelab --help`"),
         (["kd-tiny", "--dry-run"], "No such command 'kd-tiny'", "kd-tiny is an experiment: joulelab run kd-tiny"),
         (["prepare", "binarise"], "No such command 'binarise'", "`joulelab prepare --help`"),
-        (["runs", "a"], "Got unexpected extra argument", "`joulelab runs --help`"),
+        (["runs", "a"], "joulelab runs takes no further argument, found a", "`joulelab runs --help`"),
     ],
 )
 def test_command_line_errors_have_the_form_of_all_errors(tmp_path, words, message, hint):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from collections import Counter
@@ -118,7 +119,7 @@ def test_missing_columns_are_named_with_those_found_and_those_expected(tmp_path:
         ("text,label\na,1,2,3\n", "cannot be read"),
         ("", "is empty"),
         ("text;label\na;1\n", "single column 'text;label': its values seem to be separated by ';'"),
-        ("text\tlabel\na, b\t1\n", r"its values seem to be separated by '\\t'"),
+        ("text\tlabel\na, b\t1\n", "its values seem to be separated by tabs"),
     ],
 )
 def test_a_file_we_cannot_use_is_refused_with_the_reason(content: str, complaint: str, tmp_path: Path) -> None:
@@ -131,6 +132,7 @@ def test_a_file_we_cannot_use_is_refused_with_the_reason(content: str, complaint
     [
         ("text,label\na,1\n".encode("utf-16"), "is UTF-16 text", "iconv -f utf-16"),
         ("text\tlabel\na\t1\n".encode("utf-16"), "is UTF-16 text", "iconv -f utf-16"),  # what Excel writes
+        (gzip.compress(b"text,label\na,1\nb,0\n"), "is compressed", "gunzip"),
         (b"text,label\na,1\nb\0,2,3\n", "is not text: it has null bytes", "expected UTF-8 text"),
         (b"text,label\na,1\nb,2,3\n", "cannot be read", "needs quotes"),
     ],

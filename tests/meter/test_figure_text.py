@@ -143,6 +143,8 @@ def test_an_uncertainty_beyond_the_figure_is_printed_in_joules():
 def test_a_table_of_estimates_without_intervals_has_a_note():
     assert estimate_note([ESTIMATED]) == "Energy is estimated, ±70 %; the scale error cancels in ratios and counts."
     assert estimate_note([MEASURED]) == ""
+    unsure = ESTIMATED.model_copy(update={"half_width_j": 2 * ESTIMATED.energy_j})
+    assert estimate_note([unsure]).startswith("Energy is estimated, ±212 %;"), "joules of one figure fit no other"
     exact = ESTIMATED.model_copy(update={"gain_error_rel": 0.09})
     assert "±70 %" in estimate_note([exact, ESTIMATED]), "the largest, not the last by spelling"
 

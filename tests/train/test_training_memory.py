@@ -26,6 +26,9 @@ def test_13b_with_adamw_in_fp32_needs_over_200_gb_and_the_hint_names_what_fits_o
     text = refused.value.message
     assert "13.7 billion weights needs at least 219 GB" in text
     assert "adamw state 110 GB" in text and "141 GB is free" in text
+    with pytest.raises(ConfigError, match=r"141 GB of RAM is free") as on_cpu:
+        require_memory("student.train", LARGE, settings(optimizer="adamw"), 141 * GB, on_gpu=False)
+    assert "GPUs" not in on_cpu.value.hint
     hint = refused.value.hint
     assert "training.optimizer=adafactor" in hint
     assert "training.weights=bf16 training.optimizer=adamw-8bit" in hint

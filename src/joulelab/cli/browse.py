@@ -101,8 +101,8 @@ def list_runs(store: Path, last: int | None) -> None:
         groups = [group for group in groups if any(member.run_id in ids for member in group.members)]
     records = cast("list[RunRecord]", shown)  # they have every field that the table shows
     counts = [plural(len(chosen), "run")] + ([plural(len(groups), "group")] if groups else [])
-    newest = f", newest {groups[-1].group_id}" if groups else ""
-    result = f"{', '.join(counts)}{newest}, in {store}"
+    newest = f"; newest group: {groups[-1].group_id}" if groups else ""
+    result = f"{' and '.join(counts)} in {store}{newest}"
     if detail() == "verbose":
         print_answer(result, [runs_grid(records), *([groups_grid(groups)] if groups else [])])
         return

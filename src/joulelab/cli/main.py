@@ -6,6 +6,7 @@ import codecs
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -239,6 +240,8 @@ def usage_error(error: Any) -> UsageError:
         guess = nearest(option, known)
         return UsageError(f"{command} has no option {option}" + (f"; did you mean {guess}?" if guess else ""), hint)
     if parameter is None:
+        if more := re.search(r"unexpected extra argument\S* \((.*)\)", error.message):
+            return UsageError(f"{command} takes no further argument, found {more[1]}", hint)
         if listed == "commands":
             from joulelab.runs.spec import experiment_names
 

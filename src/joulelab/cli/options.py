@@ -241,12 +241,15 @@ class RequestedSetting:
 
     @property
     def option(self) -> str:
-        """As the command's help spells it; empty for `key.path=value`."""
+        """As the user typed it, or as the help spells it; empty for `key.path=value`."""
         declared = command_named(self.command).params if self.parameter else ()
         found = next((one for one in declared if one.name == self.parameter), None)
         if found is None:
             return ""
-        return str(found.opts[0] if found.param_type_name == "option" else found.metavar or found.name)
+        if found.param_type_name != "option":
+            return str(found.metavar or found.name)
+        typed = {word.partition("=")[0] for word in sys.argv}
+        return str(next((name for name in found.opts if name in typed), found.opts[0]))
 
     @property
     def text(self) -> str:

@@ -88,7 +88,7 @@ def sweep(
 def sweep_members(words: Sequence[str], repeats: int) -> tuple[str, list[RunSpec]]:
     """Name of the model or experiment, and the checked specs of all runs."""
     from joulelab.runs.groups import sweep_specs
-    from joulelab.runs.spec import merge, nest, overlay
+    from joulelab.runs.spec import merge, nest, overlay, refuse_unused
 
     settings, requested = _read(words)
     axes: dict[str, list[Any]] = {}
@@ -101,6 +101,7 @@ def sweep_members(words: Sequence[str], repeats: int) -> tuple[str, list[RunSpec
         changes = overlay(changes, nest(setting.key, values[0]))
     with options_in_errors(requested):
         specs = sweep_specs(merge(settings, changes), axes, repeats)
+        refuse_unused(changes, specs)
     return specs[0].name, specs
 
 

@@ -183,6 +183,8 @@ TRAINERS = {"simple": "none", "ddp": "ddp", "fsdp": "fsdp"}
 
 def _minutes(text: str) -> Any:
     minutes = read_yaml(text)
+    if isinstance(minutes, int | float) and minutes <= 0:
+        raise UsageError(f"expected minutes above 0, found {minutes}", "the training ends after this time")
     return 60.0 * minutes if isinstance(minutes, int | float) else minutes
 
 

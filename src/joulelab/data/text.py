@@ -450,7 +450,9 @@ def _other_content(path: Path) -> ConfigError | None:
     except OSError:
         return None
     if not start.strip():
-        return ConfigError(f"{path.absolute()} is empty", "expected rows")
+        return ConfigError(f"{path.absolute()} is empty", "expected column names and rows")
+    if start.startswith(b"\x1f\x8b"):
+        return ConfigError(f"{path.absolute()} is compressed (gzip)", f"decompress it: gunzip -c {path.name} > FILE")
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return ConfigError(
             f"{path.absolute()} is UTF-16 text; expected UTF-8",
@@ -494,11 +496,12 @@ def _require_commas(path: Path) -> None:
     with path.open("rb") as file:
         first = file.readline(10_000).decode(UTF8, errors="replace").strip()
     outside_quotes = re.sub('"[^"]*"', "", first)
-    separator = next((one for one in (";", "\t", "|") if one in outside_quotes), None)
+    tab = "\t"
+    separator = next((one for one in (";", tab, "|") if one in outside_quotes), None)
     if separator is not None and "," not in outside_quotes and "\0" not in first:  # UTF-16 is refused as such
         raise ConfigError(
             f"{path.absolute()} has the single column {first[:200]!r}: its values seem to be separated by "
-            f"{separator!r}",
+            f"{'tabs' if separator == tab else repr(separator)}",
             "write it with commas (a spreadsheet can export that)",
         )
 

@@ -389,9 +389,9 @@ def estimate_note(figures: Iterable[EnergyFigure], compared: bool = True) -> str
     `compared`: the table has ratios or counts, in which the scale error cancels.
     """
     estimates = [figure for figure in figures if not figure.measured and uncertainty_text(figure)]
-    spread = uncertainty_text(max(estimates, key=lambda one: one.total_error_rel or 0.0)) if estimates else ""
+    largest = max((figure.total_error_rel or 0.0 for figure in estimates), default=0.0)
     cancels = "; the scale error cancels in ratios and counts" if compared else ""
-    return f"Energy is estimated, {spread}{cancels}." if spread else ""
+    return f"Energy is estimated, ±{relative_text(largest)}{cancels}." if largest else ""
 
 
 def method_text(figure: EnergyFigure, mixed: bool = False) -> str:

@@ -384,4 +384,4 @@ def _require_distinct(axes: Axes) -> None:
             )
         repeated = [value for number, value in enumerate(values) if value in values[:number]]
         if repeated:
-            raise UsageError(f"{key} has the value {repeated[0]} twice", "use --repeats N for repeats")
+            raise ConfigError(f"{key}: the value {repeated[0]} is given twice", "use --repeats N for repeats")

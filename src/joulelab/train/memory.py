@@ -96,17 +96,24 @@ def _saved_per_layer(size: ModelSize, config: TrainingConfig) -> int:
 
 
 def require_memory(
-    stage: str, size: ModelSize, config: TrainingConfig, free_bytes: int, ranks: int = 1, section: str = "training"
+    stage: str,
+    size: ModelSize,
+    config: TrainingConfig,
+    free_bytes: int,
+    ranks: int = 1,
+    section: str = "training",
+    on_gpu: bool = True,
 ) -> None:
     """Raise ConfigError, with settings that fit, if the training needs more than `free_bytes` of a device. `section`:
     where the settings have `config`."""
+    free = f"{size_text(free_bytes)}{'' if on_gpu else ' of RAM'} is free"
     parts = training_bytes(size, config, ranks)
     needed = sum(parts.values())
     loading = parts["weights"] + size.loading_bytes
     if size.loading_bytes and loading > free_bytes:
         raise ConfigError(
             f"{stage}: a model of {size_text(size.loading_bytes)} is loaded and then quantized, which needs at least "
-            f"{size_text(loading)} with the student's weights, but {size_text(free_bytes)} is free",
+            f"{size_text(loading)} with the student's weights, but {free}",
             size.other_models_hint or "use a smaller model",
         )
     if needed <= free_bytes:
@@ -115,17 +122,17 @@ def require_memory(
     shared = f" on each of {ranks} ranks" if ranks > 1 else ""
     raise ConfigError(
         f"{stage}: training {size.trained / 1e9:.1f} billion weights needs at least {size_text(needed)}{shared} "
-        f"({listed}), but {size_text(free_bytes)} is free",
-        _hint(size, config, _MARGIN * free_bytes, ranks, section),
+        f"({listed}), but {free}",
+        _hint(size, config, _MARGIN * free_bytes, ranks, section, on_gpu),
     )
 
 
-def _hint(size: ModelSize, config: TrainingConfig, free_bytes: float, ranks: int, section: str) -> str:
+def _hint(size: ModelSize, config: TrainingConfig, free_bytes: float, ranks: int, section: str, on_gpu: bool) -> str:
     ways = []
     for change, amount in islice(_fitting(size, config, free_bytes, ranks), 3):
         text = " ".join(f"{section}.{key}={str(value).lower()}" for key, value in change.items())
         ways.append(f"{text} ({size_text(amount)})")
-    for more in (count for count in _RANKS if count > ranks):
+    for more in (count for count in _RANKS if count > ranks and on_gpu):
         amount = sum(training_bytes(size, config, more).values())
         is_allowed = config.optimizer != "adamw-8bit" and config.matmul != "fp8" and config.precision != "fp16"
         if amount <= free_bytes and is_allowed and size.trained == size.parameters:  # fsdp has no adapters

@@ -126,7 +126,7 @@ def check_layers(
         raise ConfigError(
             f"{setting} {list(layers)} cannot be taken: {model} has layers 0..{count - 1}"
             + (", each can be taken once" if once else ""),
-            f"name 1 to {count} different layers, for example {list(default_layers(count))}",
+            f"name 1 to {count} {'different ' if once else ''}layers, for example {list(default_layers(count))}",
         )
 
 

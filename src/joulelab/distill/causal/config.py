@@ -60,11 +60,12 @@ SHAPES = {
     "30m": Shape(width=320, layers=10, heads=5, key_value_heads=5, inner_width=960),
     # Llama-3.2-1B's
     "1b": Shape(width=2048, layers=16, heads=32, key_value_heads=8, inner_width=8192),
-    # Llama-2-7B's and 13B's
+    # Llama-2-7B's
     "7b": Shape(width=4096, layers=32, heads=32, key_value_heads=32, inner_width=11008),
-    "13b": Shape(width=5120, layers=40, heads=40, key_value_heads=40, inner_width=13824),
     # Llama-3.1-8B's, for benchmarks with a large teacher
     "8b": Shape(width=4096, layers=32, heads=32, key_value_heads=8, inner_width=14336),
+    # Llama-2-13B's
+    "13b": Shape(width=5120, layers=40, heads=40, key_value_heads=40, inner_width=13824),
 }
 
 

@@ -80,7 +80,8 @@ def _report_kept(context: CausalContext, data: Artifact) -> None:
             reasons.append(
                 f"{tally['cut at max_tokens']:,} of those used are cut at max_tokens={attributes['max_tokens']}"
             )
-        total = kept + sum(dropped.values())
+        # Rows of another split are none of a held-out one.
+        total = kept + sum(count for why, count in dropped.items() if name == TRAIN or why not in others | not_used)
         context.run.note(
             f"{name}: {kept:,} of {total:,} rows are used" + (f" ({'; '.join(reasons)})" if reasons else "")
         )

@@ -190,7 +190,8 @@ def check_memory(spec: CausalSpec) -> None:
         trainings.append(("student.sft", "start" if spec.start else "training", spec.start or spec.training))
     for stage, section, training in trainings:
         size = _training_size(spec, on_gpu, alone=stage == "student.sft")
-        require_memory(stage, size, training, free_bytes, world if training.parallel == "fsdp" else 1, section)
+        ranks = world if training.parallel == "fsdp" else 1
+        require_memory(stage, size, training, free_bytes, ranks, section, on_gpu)
 
 
 def _training_size(spec: CausalSpec, on_gpu: bool, alone: bool) -> ModelSize:

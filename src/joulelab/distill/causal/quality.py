@@ -310,15 +310,16 @@ def report_start(
         context, "start", data, lambda: load_student(start.source).to(context.device), [start.bill, data.bill]
     )
     context.runner.report("student.start.clm_loss", before.loss, lower_is_better=True)
+    change = own.held_out.loss - before.loss
     text = (
-        f"student: {own.held_out.loss - before.loss:+.3f} nats per held-out token relative to the student that it "
-        f"started from ({before.loss:.3f})"
+        f"student: {abs(change):.3f} nats per held-out token {'below' if change < 0 else 'above'} the student that it "
+        f"started from ({before.loss:.3f} nats"
     )
     if teacher is not None and own.bits_per_byte is None:
         agreement = before.agreement(teacher.held_out)
         context.runner.report("student.start.agreement", agreement)
-        text += f", which agreed with the teacher at {100 * agreement:.1f} % of positions"
-    context.run.progress.write(text)
+        text += f", agreement with the teacher {100 * agreement:.1f} %"
+    context.run.progress.write(f"{text})")
 
 
 def report_completions(
