@@ -211,6 +211,16 @@ def test_new_compare_numbers_the_columns_of_a_file_without_column_names(tmp_path
     assert joulelab_here("run", "my.yaml", "--dry-run").returncode == 0
 
 
+def test_new_compare_says_what_it_compares_and_why(tmp_path, monkeypatch):
+    """A table without classes gave a comparison of language modeling without a word."""
+    monkeypatch.chdir(tmp_path)
+    write_encoder(tmp_path / "my-bert")
+    (tmp_path / "ids.csv").write_text("text,id\n" + "".join(f"a text of number {n},{n}\n" for n in range(200)))
+    done = joulelab_here("new", "compare", "my.yaml", "--data", "ids.csv", "--teacher", "./my-bert")
+    assert done.returncode == 0, done.stderr
+    assert "Masked language modeling, because no column of ids.csv has classes." in done.stderr.splitlines()[0]
+
+
 @pytest.mark.parametrize("kind", ["chats", "squad", "text"])
 def test_new_compare_picks_the_pipeline_by_data_and_teacher(tmp_path, monkeypatch, llama, kind):
     monkeypatch.chdir(tmp_path)

@@ -72,7 +72,8 @@ def compare(
     text = group_text(file.name, data, teacher, student, seeds)
     _require_valid(text)
     file.write_text(text, encoding="utf-8")
-    print(f"wrote {file}", file=sys.stderr)
+    question, written = (line.removeprefix("# ") for line in text.splitlines()[:2])
+    print(f"wrote {file}: {question} {written.partition('. ')[2]}", file=sys.stderr)
     print(f"run it:   joulelab run {file}\nsettings: joulelab run {file} --dry-run", file=sys.stderr)
 
 
@@ -90,7 +91,8 @@ def group_text(name: str, data: str, teacher: str | None, student: str | None, s
     if found.kind == "chats":
         raise UsageError(f"{data} has conversations, but {teacher} is an encoder", "name a causal language model")
     if found.label is None:
-        return _text_group(name, data, large, seeds)
+        why = f", because no column of {data} has classes" if found.columns else ""
+        return _text_group(name, data, large, seeds, f"Masked language modeling{why}.")
     return _classify_group(name, data, large, small, seeds, found)
 
 
@@ -330,7 +332,7 @@ training: {{epochs: 3, batch_size: 8, learning_rate: 5.0e-5}}
     return head + _members("squad-tiny", overrides, [("squad-tiny-labels", seeds)], seeds)
 
 
-def _text_group(name: str, data: str, large: _Model, seeds: int) -> str:
+def _text_group(name: str, data: str, large: _Model, seeds: int, facts: str) -> str:
     kind = large.config.get("model_type")
     if kind != "bert":
         raise UsageError(f"{large.name} is a model of type {kind}", "name a BERT, or a causal language model")
@@ -342,7 +344,7 @@ data:
 teacher: {{type: bert, model: {model}}}
 student: {{layers: {large.half}, layers_of: {model}}}
 """
-    head = _head(name, "Does a teacher pay off on my text?", "masks only", "Masked language modeling.")
+    head = _head(name, "Does a teacher pay off on my text?", "masks only", facts)
     others = [("distilbert-tiny-alone", seeds), ("distilbert-tiny-kd", seeds)]
     return head + _members("distilbert-tiny-teacher", overrides, others)
 

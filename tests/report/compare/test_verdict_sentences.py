@@ -202,9 +202,9 @@ def test_one_run_per_side_is_the_reason_in_the_headline(made, verdict_on) -> Non
     [
         (
             "response + feature KD",
-            "response KD is more accurate (+3.7 points), and response + feature KD has no accuracy;",
+            "response KD is more accurate (+3.7 points), and response + feature KD has no comparable accuracy;",
         ),
-        ("labels only", "which has no accuracy, quality cannot be compared; "),
+        ("labels only", "which has no comparable accuracy, quality cannot be compared; "),
     ],
 )
 def test_a_method_without_the_figure_is_named(made, verdict_on, lacking, headline) -> None:

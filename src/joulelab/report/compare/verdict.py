@@ -29,7 +29,7 @@ def quality_clause(methods: Sequence[Row], measure: Measure) -> str:
     if lacking:
         having = [row for row in methods if row.quality is not None]
         verb = "has" if len(lacking) == 1 else "have"
-        without = f"{listed([row.label for row in lacking])} {verb} no {measure.title}"
+        without = f"{listed([row.label for row in lacking])} {verb} no comparable {measure.title}"
         return ", and ".join([*([quality_clause(having, measure)] if having else []), without])
     others = [row for row in methods if not row.same_data]
     if others:
@@ -338,7 +338,7 @@ def headline(comparison: Comparison) -> str:
         return f"Compared with {comparison.baseline}, {_cost_clause(methods)}."
     clause = quality_clause(methods, comparison.measure)
     if baseline.quality is None:
-        clause = f"which has no {comparison.measure.title}, quality cannot be compared"
+        clause = f"which has no comparable {comparison.measure.title}, quality cannot be compared"
     return f"Compared with {comparison.baseline}, {clause}; {_cost_clause(methods)}."
 
 
