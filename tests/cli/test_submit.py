@@ -43,6 +43,16 @@ def test_a_program_s_script_measures_it_once_on_one_node_without_requeueing(tmp_
     assert "--no-requeue" in text and "--gpus-per-node=l40s:1" in text and "--nodes=1" in text
 
 
+def test_a_wrong_setting_is_named_by_the_option_of_the_verb(tmp_path):
+    for words, text in (
+        (("run", "demo-kd", "--require", "foo"), "--require: expected 'nothing' or 'measured'"),
+        (("train", "gpt2", "--batch-size", "0"), "--batch-size: expected a number"),
+        (("demo-kd", "--nodes", "0"), "--nodes: expected a number"),
+    ):
+        done = joulelab_here("submit", *words, "--dry-run", cwd=tmp_path)
+        assert done.returncode == 2 and done.stderr.startswith(f"error: {text}"), done.stderr
+
+
 def test_a_cpu_job_requests_neither_the_preset_s_gpu_nor_its_cores(tmp_path):
     words = ("prepare", "dump", "sample:reviews", "--dump_file", "d.txt")
     text = scripts(tmp_path, "--preset", "h100", *words)

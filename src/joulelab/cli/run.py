@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,6 @@ from joulelab.cli.options import (
     Flag,
     PartOption,
     Prometheus,
-    RequestedSetting,
     Require,
     RequireGrade,
     RunsDir,
@@ -170,7 +170,8 @@ def run(
     else:
         experiment, changes = requested_experiment(context.params)
         options = replace(options, shard=read_shard(shard, options.until, data_script))
-        start(experiment, changes, options, requested_settings("run", FLAGS, context.params))
+        with options_in_errors(requested_settings("run", FLAGS, context.params)):
+            start(experiment, changes, options)
 
 
 FLAGS: Mapping[str, Flag] = {
@@ -207,11 +208,8 @@ def short_version(experiment: str | None) -> str:
     raise UsageError(f"{experiment or 'this command'} has no short version", f"experiments that have one: {others}")
 
 
-def start(
-    experiment: str, overrides: list[str], options: RunOptions, requested: Sequence[RequestedSetting] = ()
-) -> None:
-    """Check all settings before creating a directory, then run the experiment or group. `requested`: the options that
-    some of `overrides` came from.
+def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
+    """Check all settings before creating a directory, then run the experiment or group.
 
     With `options.shard` a separate run does that shard of the teacher's work and ends.
     """
@@ -224,10 +222,8 @@ def start(
     if is_group(settings):
         if options.run_dir is not None or options.until is not None:
             raise _single_run_only(experiment)
-        with options_in_errors(requested):
-            group, specs = check_group(
-                settings, changes, lambda spec: _checks(spec, options), lambda spec: _checks(spec, quick)
-            )
+        checks, quick_checks = (partial(_checks, options=chosen) for chosen in (options, quick))
+        group, specs = check_group(settings, changes, checks, quick_checks)
         if options.dry_run:
             named = [f"{number}: {label_of(spec)}, seed {spec.seed}" for number, spec in enumerate(specs, start=1)]
             print_settings(dict(zip(named, specs, strict=True)), options.as_json)
@@ -235,8 +231,7 @@ def start(
         made = create_group(options.store, specs, name=group.name, about=group.about, baseline=group.baseline)
         run_group_folder(made.folder, options.as_json)
     else:
-        with options_in_errors(requested):
-            spec = check(merge(read_experiment(experiment), changes), lambda spec: _checks(spec, quick))
+        spec = check(merge(read_experiment(experiment), changes), lambda spec: _checks(spec, quick))
         refuse_unused(changes, [spec])
         if options.shard is not None:
             from joulelab.distill.causal.config import shard_spec

@@ -371,6 +371,7 @@ def _parsed(verb: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _run_request(words: Sequence[str], repeats: int) -> Requested:
+    from joulelab.cli.run import FLAGS as RUN_FLAGS
     from joulelab.cli.run import requested_experiment
 
     params = _parsed("run", words)
@@ -388,7 +389,8 @@ def _run_request(words: Sequence[str], repeats: int) -> Requested:
         command = ["joulelab", "prerun", prerun_experiment(params["experiment"])]  # checks the machine of the job
         return _program_request(["--", *command], repeats)
     experiment, changes = requested_experiment(params)
-    return experiment_request([experiment, *changes], None, repeats, both=False), ()
+    with options_in_errors(requested_settings("run", RUN_FLAGS, params)):
+        return experiment_request([experiment, *changes], None, repeats, both=False), ()
 
 
 def _train_request(words: Sequence[str], repeats: int) -> Requested:

@@ -288,7 +288,7 @@ def refuse_long_rows(parts: Iterable[IndexedTable], max_tokens: int | None) -> N
 
 
 _ROWS_OF_LABELS = 20
-"""From so many rows on, a column with a class of its own for nearly every row is no label."""
+"""In a table with at least this many rows, a column in which nearly every row has its own class is not a label."""
 
 
 def number_classes(found: IndexedTable) -> tuple[Mapping[str, int], tuple[str, ...]]:

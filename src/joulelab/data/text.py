@@ -427,8 +427,8 @@ def unreadable(path: Path, error: Exception) -> ConfigError:
     """An error that distinguishes another encoding, which the user can convert, from an incomplete file."""
     if isinstance(error, PermissionError):  # Arrow's has the path and a second reason in its text
         return ConfigError(f"{path.absolute()}: {os.strerror(errno.EACCES)}", "check its permissions")
-    if other_content := _other_content(path):
-        return other_content
+    if recognized := _recognized_content(path):
+        return recognized
     if isinstance(error, UnicodeDecodeError):
         return ConfigError(
             f"{path.absolute()} is not UTF-8 text: byte 0x{error.object[error.start]:02x} is "
@@ -442,8 +442,8 @@ def unreadable(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"{path.absolute()} cannot be read: {error}", hint)
 
 
-def _other_content(path: Path) -> ConfigError | None:
-    """What the first bytes of an unreadable file show to be the reason: nothing, UTF-16 or no text at all."""
+def _recognized_content(path: Path) -> ConfigError | None:
+    """The reason why a file is unreadable, if its first bytes show it: an empty file, gzip, UTF-16 or binary data."""
     try:
         with path.open("rb") as file:
             start = file.read(1000)
@@ -491,17 +491,19 @@ def _whole_characters(value: Any) -> Any:
     return value
 
 
+_OTHER_SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}
+
+
 def _require_commas(path: Path) -> None:
-    """Column names that are separated by something else are refused; in quotes they are one name."""
+    """Refuse column names that are separated by other characters, unless these are inside quotes."""
     with path.open("rb") as file:
         first = file.readline(10_000).decode(UTF8, errors="replace").strip()
     outside_quotes = re.sub('"[^"]*"', "", first)
-    tab = "\t"
-    separator = next((one for one in (";", tab, "|") if one in outside_quotes), None)
+    separator = next((one for one in _OTHER_SEPARATORS if one in outside_quotes), None)
     if separator is not None and "," not in outside_quotes and "\0" not in first:  # UTF-16 is refused as such
         raise ConfigError(
             f"{path.absolute()} has the single column {first[:200]!r}: its values seem to be separated by "
-            f"{'tabs' if separator == tab else repr(separator)}",
+            f"{_OTHER_SEPARATORS[separator]}",
             "write it with commas (a spreadsheet can export that)",
         )
 

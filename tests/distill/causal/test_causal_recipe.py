@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -77,6 +78,13 @@ def test_the_record_states_which_rows_are_used_and_why_the_others_are_not(finish
         notes = [note.text for note in record.validity.notes]
         (train,) = [text for text in notes if text.startswith("train: ")]
         assert "rows are used" in train and "validation split, which this pipeline does not use" in train
+        for text in notes:  # used rows and those left out for a reason are all rows
+            if found := re.match(r"(?:train|validation|test): ([\d,]+) of ([\d,]+) rows are used(?: \((.*)\))?$", text):
+                kept, total = (int(number.replace(",", "")) for number in found.group(1, 2))
+                reasons = [
+                    reason for reason in (found[3] or "").split("; ") if reason and "of those used" not in reason
+                ]
+                assert kept + sum(int(reason.split()[0].replace(",", "")) for reason in reasons) == total, text
         assert any(text.startswith("test: ") for text in notes)
 
 

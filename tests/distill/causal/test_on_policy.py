@@ -24,11 +24,12 @@ from joulelab.errors import ConfigError, CorruptedFile, EndedBySignal, JoulelabE
 from joulelab.infer.generation import engine, static_decoder
 from joulelab.infer.generation.completions import read_completions
 from joulelab.runs.artifacts import read_bill
-from joulelab.runs.context import Stage
+from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.execute import execute
 from joulelab.runs.record import RunRecord
 from joulelab.runs.spec import check, load_spec, parse_overrides
 from joulelab.train.budget import Budget
+from joulelab.train.checkpoint import CheckpointFolder
 
 LOSSES = [("forward", 0.0), ("reverse", 1.0), ("jsd", 0.1), ("jsd", 0.5), ("jsd", 0.9)]
 SHORT = {"prompt_tokens": 18}
@@ -186,6 +187,23 @@ def test_nothing_is_written_or_scored_far_beyond_the_end_of_the_budget(lab, fini
     steps, batches = record.results["student.train.steps"].value, len(record.stage("student.generate").segments)
     written, per_step = record.results["student.generate.completions"].value, 8
     assert steps * per_step <= written <= (steps + 1) * per_step and 1 < batches <= 5
+
+
+def test_models_and_copies_of_the_state_are_free_while_the_student_is_saved(lab, tmp_path, monkeypatch):
+    released, held, later = [], [], RunContext.when_made
+    monkeypatch.setattr(CheckpointFolder, "release", lambda folder: released.append(folder))
+
+    def observed(context, work):
+        held.extend(cell.cell_contents for cell in getattr(work, "__closure__", None) or ())
+        held.append(getattr(work, "__self__", None))
+        assert not any(isinstance(one, CheckpointFolder) and one not in released for one in held)
+        later(context, work)
+
+    monkeypatch.setattr(RunContext, "when_made", observed)
+    record, paths = lab.run(tmp_path, "on-policy", on_policy={"sync_every": 2}, generation=SHORT)
+    assert record.status == "done" and released
+    assert not any(isinstance(one, on_policy.Rollouts) for one in held)
+    assert not list(paths.folder.glob("checkpoints/*/*")), "completions are removed once the student is saved"
 
 
 class Observed:

@@ -71,17 +71,17 @@ def _report_kept(context: CausalContext, data: Artifact) -> None:
         kept = tally["texts"] + tally["conversations"]
         others = {in_split(one) for one in SPLITS if one != name and one in names}
         not_used = {in_split(one) for one in SPLITS if one not in names}
+        # The line of a held-out split does not count the rows of other splits.
+        counted = {why: n for why, n in dropped.items() if n and (name == TRAIN or why not in others | not_used)}
         reasons = [
             f"{count:,} {why}{', which this pipeline does not use' if why in not_used else ''}"
-            for why, count in dropped.items()
-            if count and (name == TRAIN or why not in others | not_used)
+            for why, count in counted.items()
         ]
         if tally["cut at max_tokens"]:
             reasons.append(
                 f"{tally['cut at max_tokens']:,} of those used are cut at max_tokens={attributes['max_tokens']}"
             )
-        # Rows of another split are none of a held-out one.
-        total = kept + sum(count for why, count in dropped.items() if name == TRAIN or why not in others | not_used)
+        total = kept + sum(counted.values())
         context.run.note(
             f"{name}: {kept:,} of {total:,} rows are used" + (f" ({'; '.join(reasons)})" if reasons else "")
         )
