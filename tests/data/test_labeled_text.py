@@ -132,10 +132,11 @@ def test_a_file_we_cannot_use_is_refused_with_the_reason(content: str, complaint
     [
         ("text,label\na,1\n".encode("utf-16"), "is UTF-16 text", "iconv -f utf-16"),
         ("text\tlabel\na\t1\n".encode("utf-16"), "is UTF-16 text", "iconv -f utf-16"),  # what Excel writes
-        (gzip.compress(b"text,label\na,1\nb,0\n"), "is compressed", "gunzip"),
+        (gzip.compress(b"text,label\na,1\nb,0\n", mtime=0), "is compressed", "gunzip"),
         (b"text,label\na,1\nb\0,2,3\n", "is not text: it has null bytes", "expected UTF-8 text"),
         (b"text,label\na,1\nb,2,3\n", "cannot be read", "needs quotes"),
     ],
+    ids=["UTF-16", "UTF-16 with tabs", "gzip", "null bytes", "a comma too many"],
 )
 def test_the_first_bytes_of_an_unreadable_file_give_the_reason(
     content: bytes, complaint: str, hint: str, tmp_path: Path
