@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -118,11 +119,22 @@ def test_each_harness_task_is_a_stage(models, joulelab, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("precision", "on_gpu", "expected"),
-    [("auto", True, "bf16"), ("auto", False, "fp32"), ("fp32", True, "fp32"), ("nf4", True, "nf4")],
+    ("precision", "capability", "expected"),
+    [
+        ("auto", (9, 0), "bf16"),
+        ("auto", (7, 5), "fp32"),  # a T4, on which bf16 is emulated
+        ("auto", None, "fp32"),
+        ("fp32", (9, 0), "fp32"),
+        ("fp16", (7, 5), "fp16"),
+        ("nf4", (9, 0), "nf4"),
+    ],
 )
-def test_a_gpu_evaluates_in_bf16_unless_told_otherwise(models, monkeypatch, precision, on_gpu, expected):
-    monkeypatch.setattr("joulelab.runs.environment.uses_gpu", lambda device: on_gpu)
+def test_a_gpu_with_bf16_tensor_cores_evaluates_in_bf16_unless_another_precision_is_named(
+    models, monkeypatch, precision, capability, expected
+):
+    driver = SimpleNamespace(nvmlDeviceGetCudaComputeCapability=lambda handle: capability, NVMLError=RuntimeError)
+    monkeypatch.setattr("joulelab.runs.environment.opened_cards", lambda: nullcontext((driver, {"card": 0})))
+    monkeypatch.setattr("joulelab.runs.environment.uses_gpu", lambda device: capability is not None)
     spec = EvaluateSpec(model=str(models / "random"), data="sample:reviews", precision=precision)
     assert spec.precision_here == expected
 

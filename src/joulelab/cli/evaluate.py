@@ -72,7 +72,8 @@ def evaluate(
         typer.Option(
             "--precision",
             metavar="NAME",
-            help="fp32, bf16, fp16, int8, nf4, fp8, fp8-weights or int4 (default: bf16 on a GPU).",
+            help="fp32, bf16, fp16, int8, nf4, fp8, fp8-weights or int4 (default: bf16 on a GPU with tensor cores for "
+            "it, else fp32).",
         ),
     ] = None,
     chat_template: Annotated[

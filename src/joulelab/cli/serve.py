@@ -34,8 +34,8 @@ def serve(
         typer.Option(
             "--dtype",
             metavar="NAME",
-            help="auto (bf16 on a GPU, fp32 on a CPU), fp32, bf16, fp16, or quantized weights: nf4, fp8, "
-            "fp8-weights, int4.",
+            help="auto (bf16 on a GPU with tensor cores for it, else fp32), fp32, bf16, fp16, or quantized weights: "
+            "nf4, fp8, fp8-weights, int4.",
         ),
     ] = "auto",
     device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")] = "auto",

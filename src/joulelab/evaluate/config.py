@@ -53,8 +53,8 @@ class EvaluateSpec(RunSpec):
     """Items per call in tasks of the harness. Not used for `data`: its questions are scored in batches of 16,384 tokens
     (4,096 on a CPU); answers are generated in batches that fit into a GPU's memory, or 32 at a time on a CPU."""
     precision: Literal["auto", "fp32", "bf16", "fp16", Quantization] = "auto"
-    """Type of the weights; auto: bf16 on a GPU, fp32 elsewhere. Quantized: int8, nf4 (extra bitsandbytes), fp8,
-    fp8-weights, int4 (extra torchao)."""
+    """Type of the weights; auto: bf16 on a GPU with tensor cores for it (compute capability 8.0 or newer), else fp32.
+    Quantized: int8, nf4 (extra bitsandbytes), fp8, fp8-weights, int4 (extra torchao)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto uses a GPU if there is one."""
 
@@ -106,7 +106,7 @@ class EvaluateSpec(RunSpec):
     def precision_here(self) -> str:
         if self.precision != "auto":
             return self.precision
-        return "bf16" if environment.uses_gpu(self.device) else "fp32"
+        return "bf16" if environment.has_bf16_cores(self.device) else "fp32"
 
     @property
     def local_models(self) -> tuple[str, ...]:

@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny_lm import make_model, make_tokenizer
 
+from joulelab.infer.serving.config import ServedModel
 from joulelab.infer.serving.http_server import TextStream
 
 PROMPTS = ["w1 w2 w3", "w7 w8 w9 w1 w2 w3 w4 w5", "w4", "w9 w9", "w30 w31 w32", "w11 w5 w3 w1"]
@@ -244,6 +247,15 @@ def test_what_cannot_be_served_is_refused_before_it_is_loaded(model_folder, tmp_
     ):
         code, out, err = joulelab("serve", *words, "--device", "cpu")
         assert code == 2 and text in err and not out, err
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((9, 0), "bf16"), ((7, 5), "fp32"), (None, "fp32")])
+def test_a_gpu_without_bf16_tensor_cores_serves_in_fp32(model_folder, monkeypatch, capability, expected):
+    driver = SimpleNamespace(nvmlDeviceGetCudaComputeCapability=lambda handle: capability, NVMLError=RuntimeError)
+    monkeypatch.setattr("joulelab.runs.environment.opened_cards", lambda: nullcontext((driver, {"card": 0})))
+    monkeypatch.setattr("joulelab.runs.environment.uses_gpu", lambda device: capability is not None)
+    assert ServedModel.checked(model=str(model_folder), context=64).dtype == expected
+    assert ServedModel.checked(model=str(model_folder), context=64, dtype="fp16").dtype == "fp16"
 
 
 def test_a_port_in_use_is_refused_before_the_model_is_loaded(model_folder, joulelab):

@@ -108,7 +108,7 @@ class ServedModel:
         ):
             if not least <= value <= most:
                 raise UsageError(f"{option} {value}: expected a number from {least} to {most:,}")
-        chosen = dtype if dtype != "auto" else "bf16" if on_gpu else "fp32"
+        chosen = dtype if dtype != "auto" else "bf16" if environment.has_bf16_cores(device) else "fp32"
         return cls(model, name or model, chosen, on_gpu, slots, room, max_waiting, threads or default_thread_count())
 
 
@@ -235,7 +235,8 @@ class ServingSpec(RunSpec):
     limit_percentile: Literal[50, 90, 95, 99] = 95
     """Percentile of the requests that must meet the limits."""
     dtype: ServedDtype = "auto"
-    """With `engine`: type of the weights; auto: bf16 on a GPU, fp32 on a CPU."""
+    """With `engine`: type of the weights; auto: bf16 on a GPU with tensor cores for it (compute capability 8.0 or
+    newer), else fp32; vLLM and SGLang choose by the model."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """With `engine`: device; auto uses a GPU if there is one."""
     batch_size: int | None = Field(None, ge=1, le=MAX_BATCH)
