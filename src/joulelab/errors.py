@@ -69,7 +69,10 @@ class ConfigError(UsageError):
 
 
 class NotFoundError(UsageError):
-    pass
+    def __init__(self, message: str, hint: str = "", name: str | None = None) -> None:
+        """`name`: what was not found, as a setting names it."""
+        super().__init__(message, hint)
+        self.name = name
 
 
 class DependencyMissing(UsageError):

@@ -338,7 +338,8 @@ def _checks(spec: RunSpec, options: RunOptions) -> Iterator[Callable[[], object]
     if "data" not in (options.until, getattr(spec, "until", None)):  # preparing data needs no GPU
         yield lambda: _require_device(getattr(spec, "device", "auto"), imports)
     if imports and spec.pipeline in lookup.PIPELINE_CHECKS.names():
-        yield lambda: refuse_all(lookup.PIPELINE_CHECKS.resolve(spec.pipeline)(spec.for_this_machine()))
+        checks = lookup.PIPELINE_CHECKS.resolve(spec.pipeline)
+        yield lambda: refuse_all(map(spec.naming_settings, checks(spec.for_this_machine())))
 
 
 def _require_device(device: str, imports: bool) -> None:

@@ -46,7 +46,9 @@ def commit_of(source: Source, kind: RepoKind) -> str:
         commit = (_ask_for_commit if reachable() else _cached_commit)(source, kind, revision)
         if commit is None:
             raise NotFoundError(
-                f"'{source.name}' was not found locally, and {_endpoint()} cannot be reached", hub_hint(source.repo)
+                f"'{source.name}' was not found locally, and {_endpoint()} cannot be reached",
+                hub_hint(source.repo),
+                source.name,
             )
         _commits[key] = commit
     return _commits[key]
@@ -78,7 +80,7 @@ def _ask_for_commit(source: Source, kind: RepoKind, revision: str) -> str | None
             return cached
         text = " ".join(str(error).split())[:300]
         raise NotFoundError(
-            f"the hub did not return the {kind} '{source.name}': {text}", hub_hint(source.repo)
+            f"the hub did not return the {kind} '{source.name}': {text}", hub_hint(source.repo), source.name
         ) from error
     if commit is not None:  # downloads by commit leave no note of the branch, and offline the name would be unknown
         note = _note_of_commit(source, kind, revision)
@@ -120,7 +122,9 @@ def offline_by_choice() -> bool:
 
 def require_reachable(wanted: str) -> None:
     if not reachable():
-        raise NotFoundError(f"'{wanted}' was not found locally, and {_endpoint()} cannot be reached", hub_hint(wanted))
+        raise NotFoundError(
+            f"'{wanted}' was not found locally, and {_endpoint()} cannot be reached", hub_hint(wanted), wanted
+        )
 
 
 def import_datasets() -> Any:
@@ -260,4 +264,4 @@ def _explained(name: str) -> Iterator[None]:
     except (OSError, ValueError) as error:
         text = " ".join((str(error) or type(error).__name__).split())
         hint = f"write {name}:CONFIG" if "config name is missing" in text.lower() else hub_hint(name)
-        raise NotFoundError(f"the hub did not return the dataset '{name}': {text[:300]}", hint) from error
+        raise NotFoundError(f"the hub did not return the dataset '{name}': {text[:300]}", hint, name) from error

@@ -13,6 +13,7 @@ from joulelab import lookup
 from joulelab.data import sources
 from joulelab.data.splits import SplitName, split_of, text_id
 from joulelab.errors import ConfigError, NotFoundError
+from joulelab.runs.spec import user_path
 
 Rows = NDArray[np.int64]
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".gif", ".tif", ".tiff")
@@ -86,7 +87,7 @@ def _split_folder(root: Path, split_name: str) -> Path | None:
 
 def find_split(source: str, folders: Mapping[str, str], split: SplitName) -> LabeledFiles:
     """The images of a split. `folders`: those that the settings name for a split, in place of the source's."""
-    root, train = Path(source).expanduser(), _own_folder(source, folders, "train")
+    root, train = user_path(source), _own_folder(source, folders, "train")
     own = _own_folder(source, folders, split)
     trained = _scan(train or root)
     if split != "train" and own is not None:
@@ -115,5 +116,5 @@ def count_duplicates(train: LabeledFiles, test: LabeledFiles) -> int:
 
 def _own_folder(source: str, folders: Mapping[str, str], split: str) -> Path | None:
     if split in folders:
-        return Path(folders[split]).expanduser()
-    return None if "train" in folders else _split_folder(Path(source).expanduser(), split)
+        return user_path(folders[split])
+    return None if "train" in folders else _split_folder(user_path(source), split)

@@ -226,7 +226,7 @@ def require_counts(named: Path) -> Path:
             f"{named.absolute()} is a pickle; expected counts as .npy or .json",
             f"opening a pickle can run code, so joulelab does not; count again: {again}",
         )
-    raise NotFoundError(f"there are no token counts {file.absolute()}", f"create them: {again}")
+    raise NotFoundError(f"there are no token counts {file.absolute()}", f"create them: {again}", str(named))
 
 
 def read_counts(named: Path) -> NDArray[np.int64]:

@@ -26,6 +26,7 @@ from typing import Literal
 from joulelab import lookup
 from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, NotFoundError
 from joulelab.runs.artifacts import BILL, CARD, CONTENTS
+from joulelab.runs.spec import user_path
 from joulelab.units import size_text
 
 SAMPLE_PREFIX = "sample:"
@@ -68,13 +69,13 @@ def parse(name: str) -> Source:
     if text.startswith(SAMPLE_PREFIX):
         sample = text.removeprefix(SAMPLE_PREFIX)
         return Source("sample", sample, locate_sample(sample))
-    path = Path(text).expanduser()
+    path = user_path(text)
     if path.exists():
         return Source("folder" if path.is_dir() else "file", text, path)
     if _looks_like_a_path(text.partition("@")[0]):
-        raise NotFoundError(f"there is no file or folder {path.absolute()}", _EXPECTED)
+        raise NotFoundError(f"there is no file or folder {path.absolute()}", _EXPECTED, name)
     if not _HUB_ID.fullmatch(text):
-        raise NotFoundError(f"'{text}' is neither a sample nor an existing path nor a hub id", _EXPECTED)
+        raise NotFoundError(f"'{text}' is neither a sample nor an existing path nor a hub id", _EXPECTED, name)
     return Source("hub", text, None)
 
 
@@ -82,7 +83,7 @@ def refuse_missing_file(name: str) -> None:
     """Refuse a name of the form of a hub id whose folder is here, as in `folder/nope`: a mistyped path. Only for names
     that are not in the hub's cache: a folder of this machine may have the name of an organization."""
     if _is_in_a_folder(name):
-        raise NotFoundError(f"there is no file or folder {Path(name).expanduser().absolute()}", _EXPECTED)
+        raise NotFoundError(f"there is no file or folder {user_path(name).absolute()}", _EXPECTED, name)
 
 
 def sample_meant(name: str) -> str:
@@ -95,7 +96,7 @@ def hub_hint(name: str) -> str:
     if meant := sample_meant(name):
         return meant
     if _is_in_a_folder(name):
-        return f"if it is a path: there is no file or folder {Path(name).expanduser().absolute()}"
+        return f"if it is a path: there is no file or folder {user_path(name).absolute()}"
     return f"offline, use a local path or a sample ({', '.join(SAMPLE_PREFIX + s for s in SAMPLES)})"
 
 
@@ -122,7 +123,7 @@ def _looks_like_a_path(text: str) -> bool:
 
 
 def _is_in_a_folder(name: str) -> bool:
-    return "/" in name and Path(name).expanduser().parent.is_dir()
+    return "/" in name and user_path(name).parent.is_dir()
 
 
 def _file_digest(path: Path) -> bytes:

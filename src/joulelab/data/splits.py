@@ -11,7 +11,6 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, SerializerFunctionWrapHandler, model_serializer
 
 from joulelab.errors import ConfigError
-from joulelab.runs.spec import Section
+from joulelab.runs.spec import Section, user_path
 
 SplitName = Literal["train", "validation", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
@@ -198,7 +197,7 @@ class OwnSplits(Section):
 
 def is_place(name: str) -> bool:
     """Whether a setting names a file, folder, sample or hub dataset, not a split of the source."""
-    return _SPLIT.fullmatch(name.strip()) is None or Path(name).expanduser().exists()
+    return _SPLIT.fullmatch(name.strip()) is None or user_path(name).exists()
 
 
 def all_of_own_data(values: object, *sizes: str) -> object:

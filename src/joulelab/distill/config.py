@@ -12,7 +12,7 @@ from joulelab import lookup
 from joulelab.errors import NotFoundError
 from joulelab.runs import environment
 from joulelab.runs.phases import RENAMED_PHASES, Phase
-from joulelab.runs.spec import LARGEST_SEED, Section
+from joulelab.runs.spec import LARGEST_SEED, Section, user_path
 from joulelab.train.config import PipelineTraining, Precision, TrainingConfig, TrainingRunSpec
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -45,7 +45,7 @@ class DistillSpec(TrainingRunSpec):
     @classmethod
     def _known_evaluators(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         """Files by their absolute path: a job may run in another directory."""
-        files = {name: Path(name).expanduser().absolute() for name in names if name.endswith(".py")}
+        files = {name: user_path(name).absolute() for name in names if name.endswith(".py")}
         try:
             for name in names:
                 if name not in files:

@@ -28,6 +28,7 @@ from joulelab import lookup
 from joulelab.errors import (
     NOTHING_STARTED,
     ConfigError,
+    JoulelabError,
     NotFoundError,
     SeveralProblems,
     UsageError,
@@ -407,7 +408,34 @@ class RunSpec(Section):
         """Raise everything that is wrong with the settings and files as one error; first that packages are missing,
         without which the other checks may fail in ways that mean nothing."""
         self.require_packages()
-        refuse_all(self.checks())
+        refuse_all(map(self.naming_settings, self.checks()))
+
+    def naming_settings(self, check: Callable[[], object]) -> Callable[[], object]:
+        """The check, with an error about a missing file or model preceded by the settings that name it. Settings
+        outside sections are left out: users pass them as arguments of a command."""
+
+        def named() -> object:
+            try:
+                return check()
+            except SeveralProblems as error:
+                problems = [self._with_settings(problem) for problem in error.problems]
+                raise SeveralProblems(problems, error.hint) from None
+            except NotFoundError as error:
+                raise self._with_settings(error) from error
+
+        return named
+
+    def _with_settings(self, error: JoulelabError) -> JoulelabError:
+        if not isinstance(error, NotFoundError) or error.name is None:
+            return error
+        texts = texts_by_key(self.model_dump(mode="json"))
+        named = [f"{key}={text}" for key, text in texts if "." in key and Path(text) == Path(error.name)]
+        return NotFoundError(f"{', '.join(named)}: {error.message}", error.hint) if named else error
+
+
+def user_path(text: str) -> Path:
+    """A path as a user writes it in a setting; `~name` of an unknown user stays as it is, and no such file exists."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises RuntimeError for an unknown user
 
 
 def experiment_names() -> list[str]:
@@ -479,7 +507,7 @@ def _resolve_inputs(settings: dict[str, Any], folder: Path) -> None:
             continue
         for key in keys:
             name = inputs.get(key)
-            if isinstance(name, str) and name and not Path(name).expanduser().exists() and (folder / name).exists():
+            if isinstance(name, str) and name and not user_path(name).exists() and (folder / name).exists():
                 inputs[key] = str(folder / name)
 
 

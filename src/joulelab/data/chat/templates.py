@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.data.chat.conversations import ASSISTANT, Conversation, tools_of
-from joulelab.errors import ConfigError
+from joulelab.errors import ConfigError, NotFoundError
 
 
 def read_template(path: Path) -> str:
+    if not path.is_file():
+        raise NotFoundError(f"there is no file {path.absolute()}", "name a file with a Jinja template", str(path))
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

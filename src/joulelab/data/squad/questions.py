@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from joulelab.errors import ConfigError, NotFoundError
+from joulelab.runs.spec import user_path
 
 T = TypeVar("T")
 
@@ -43,9 +44,10 @@ class Question:
         return not self.answers
 
 
-def read_squad(path: Path, version_2: bool) -> tuple[Question, ...]:
+def read_squad(name: str | Path, version_2: bool) -> tuple[Question, ...]:
+    path = user_path(str(name))
     if not path.is_file():
-        raise NotFoundError(f"there is no file {path.absolute()}", _SHAPE)
+        raise NotFoundError(f"there is no file {path.absolute()}", _SHAPE, str(name))
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # also bytes that are not UTF-8

@@ -18,7 +18,7 @@ from joulelab.data.splits import OwnSplits, Size, is_own_data, is_place
 from joulelab.data.text import check_documents
 from joulelab.data.token_store import find_store, refuse_pickle
 from joulelab.distill.config import DistillSection, LanguageModelSpec, TeacherSection
-from joulelab.errors import ConfigError
+from joulelab.errors import NotFoundError
 from joulelab.runs.spec import LARGEST_SEED, Section
 from joulelab.train.config import PipelineTraining, TrainingConfig
 
@@ -293,4 +293,4 @@ class DistilbertSpec(LanguageModelSpec):
     def _check_student_config(self) -> None:
         file = self.student.config and Path(self.student.config)
         if file and not file.is_file():
-            raise ConfigError(f"there is no file {file.absolute()}", "check the path")
+            raise NotFoundError(f"there is no file {file.absolute()}", "check the path", self.student.config)

@@ -20,7 +20,7 @@ from joulelab.data.text import DEFAULT_MIN_CHARS
 from joulelab.data.token_store import find_store, is_pickle, open_store
 from joulelab.data.tokenize import Family
 from joulelab.errors import ConfigError, NotFoundError
-from joulelab.runs.spec import RunSpec
+from joulelab.runs.spec import RunSpec, user_path
 
 _TABLES = (".jsonl", ".json", ".csv", ".parquet", ".gz")
 
@@ -42,7 +42,7 @@ class PrepareSpec(RunSpec):
     def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """With absolute paths, so that a run can be resumed from another folder."""
         named = {key: settings[key] for key in cls.paths if isinstance(settings.get(key), str) and settings[key]}
-        full = {key: str(Path(value).expanduser().absolute()) for key, value in named.items()}
+        full = {key: str(user_path(value).absolute()) for key, value in named.items()}
         return {"name": settings.get("pipeline", "prepare")} | dict(settings) | full
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -13,7 +12,7 @@ from joulelab.data.splits import SPLITS, split_of, split_word, text_id
 from joulelab.data.squad.questions import SYNTHETIC, Question, parse_squad, read_squad, synthetic_document
 from joulelab.distill.config import DistillSection, DistillSpec, TeacherSection
 from joulelab.errors import ConfigError
-from joulelab.runs.spec import Section
+from joulelab.runs.spec import Section, user_path
 from joulelab.train.config import PipelineTraining, TrainingConfig
 
 # [CLS] question [SEP] paragraph [SEP]; RoBERTa has one more
@@ -85,7 +84,7 @@ class SquadData(Section):
             named = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
             return {split: file for split, file in named.items() if file is not None and file != SYNTHETIC}
         found: dict[str, list[str]] = {}
-        for file in sorted(Path(self.source).expanduser().glob("*.json")):
+        for file in sorted(user_path(self.source).glob("*.json")):
             found.setdefault(split_word(file.name) or "", []).append(str(file))
         for split in SPLITS:
             if len(found.get(split, [])) > 1:
@@ -101,18 +100,18 @@ class SquadData(Section):
     def train_questions(self) -> tuple[Question, ...]:
         if not self.is_own:
             return self._synthetic(self.synthetic_train, 0)
-        questions = read_squad(Path(self.files["train"]).expanduser(), self.version_2)
+        questions = read_squad(self.files["train"], self.version_2)
         return questions if "validation" in self.files else self._hashed(questions, held_out=False)
 
     def validation_questions(self) -> tuple[Question, ...]:
         if not self.is_own and self.validation_file == SYNTHETIC:
             return self._synthetic(self.synthetic_validation, _SYNTHETIC_VALIDATION_SEED)
         if "validation" in self.files:
-            return read_squad(Path(self.files["validation"]).expanduser(), self.version_2)
-        return self._hashed(read_squad(Path(self.files["train"]).expanduser(), self.version_2), held_out=True)
+            return read_squad(self.files["validation"], self.version_2)
+        return self._hashed(read_squad(self.files["train"], self.version_2), held_out=True)
 
     def test_questions(self) -> tuple[Question, ...]:
-        return read_squad(Path(self.files["test"]).expanduser(), self.version_2)
+        return read_squad(self.files["test"], self.version_2)
 
     def questions(self, split: str) -> tuple[Question, ...]:
         make = {"train": self.train_questions, "validation": self.validation_questions, "test": self.test_questions}
@@ -212,15 +211,6 @@ class SquadSpec(DistillSpec):
     """How the student is trained."""
     evaluation: QaEvaluation = QaEvaluation()
     """How answers are found and scored."""
-
-    @classmethod
-    def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """`evaluation.batch_size` is an earlier name of `eval_batch_size`."""
-        evaluation = settings.get("evaluation")
-        if not isinstance(evaluation, Mapping) or "batch_size" not in evaluation:
-            return dict(settings)
-        others = {key: value for key, value in evaluation.items() if key != "batch_size"}
-        return {"eval_batch_size": evaluation["batch_size"], **settings, "evaluation": others}
 
     @property
     def has_teacher(self) -> bool:
