@@ -238,6 +238,7 @@ def submit(
     from joulelab.cluster.submission import (
         create_shards,
         preview_shards,
+        refuse_if_jobs_left,
         require_resources,
         resubmission,
         submit_plan,
@@ -283,6 +284,8 @@ def submit(
         require_files(request, program)
     if not dry_run:
         slurm.require_controller()
+        if request.earlier is not None:
+            refuse_if_jobs_left(request.earlier)
     if not no_check and not dry_run:
         require_resources(settings, on_gpu)
         check_activation(settings.environment, needs_torch=on_gpu and not program)

@@ -30,6 +30,10 @@ class SubmittedJob(Frozen):
     """Key of the job that must succeed first."""
     submitted_at: str
 
+    def executes(self, run: str, job_id: str) -> bool:
+        """Whether the job with this id, or this task of an array, executes the run."""
+        return run in self.runs and job_id == (f"{self.job_id}_{self.runs.index(run)}" if self.array else self.job_id)
+
 
 class JobsFile(Frozen):
     schema_version: int = 1

@@ -38,6 +38,11 @@ class JobState:
     def alive(self) -> bool:
         return self.state in ALIVE
 
+    @property
+    def executes(self) -> bool:
+        """Whether it executes its program, or will: not if it is only ending."""
+        return self.alive and self.state not in ("COMPLETING", "STAGE_OUT")
+
 
 def require(program: str) -> None:
     if shutil.which(program) is None:

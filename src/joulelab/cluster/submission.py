@@ -85,13 +85,17 @@ def submit_plan(
             found = JobsFile(jobs=tuple(submitted), max_restarts=settings.max_restarts if settings.requeue else 0)
             write_jobs(folder, found)
     except BaseException as error:
-        slurm.cancel(list(ids.values()))
+        left = ""
+        try:
+            slurm.cancel(list(ids.values()))
+        except JoulelabError as problem:  # Slurm may have stopped answering between two jobs
+            left = f"{problem.message}: cancel the jobs submitted before with scancel {' '.join(ids.values())}"
         closed = close_queued({run for job in jobs for run in job.runs}, "failed", f"not submitted: {error}")
         if isinstance(error, JoulelabError) and closed:
             again = f"joulelab submit --resume {folder.name} ..."
             if not all(job.restartable for job in jobs):
                 again = "repeat the command (a measured program cannot be resumed)"
-            error.hint = f"{error.hint}; to retry with other options: {again}"
+            error.hint = "; ".join(filter(None, [error.hint, left, f"to retry with other options: {again}"]))
         raise
     return found
 
@@ -280,6 +284,25 @@ def resubmission(store: Path, name: str) -> SubmissionRequest:
     if not request.specs:
         raise UsageError(f"{folder.name} is already done; nothing to submit", f"joulelab show {folder.name}")
     return request
+
+
+def refuse_if_jobs_left(earlier: Path) -> None:
+    """Refuse to submit runs again while a job of the earlier submission can still execute them: two jobs would have one
+    run, and `watch` and `cancel` would not find the earlier one."""
+    home = home_of(earlier)
+    jobs = read_jobs(home)
+    own = [job for job in (jobs.jobs if jobs else ()) if job.runs and (home == earlier or earlier.name in job.runs)]
+    known = slurm.states([job.job_id for job in own]).values()
+    left = [
+        state.job_id
+        for state in known
+        if state.executes and (home == earlier or any(job.executes(earlier.name, state.job_id) for job in own))
+    ]
+    if left:
+        raise UsageError(
+            f"{earlier.name} still has jobs: {', '.join(left)}",
+            f"wait for them (joulelab watch {earlier.name}), or cancel them first: joulelab cancel {earlier.name}",
+        )
 
 
 def _requeued_runs(folder: Path) -> list[Path]:

@@ -438,9 +438,9 @@ class Watcher:
         return [job for job in (jobs.jobs if jobs else ()) if self._whole or self.folder.name in job.runs]
 
     def _concerns(self, job: SubmittedJob, job_id: str) -> bool:
-        if self._whole or not job.array:
+        if self._whole:
             return job_id.partition("_")[0] == job.job_id
-        return job_id == f"{job.job_id}_{job.runs.index(self.folder.name)}"
+        return job.executes(self.folder.name, job_id)
 
 
 def find_watched(store: Path, name: str) -> Path:
