@@ -2,7 +2,7 @@
 
 import pytest
 
-from joulelab.errors import EndedBySignal, UsageError
+from joulelab.errors import ConfigError, EndedBySignal, UsageError
 from joulelab.runs.context import SilentProgress
 from joulelab.runs.groups import (
     check_group,
@@ -17,7 +17,7 @@ from joulelab.runs.groups import (
 )
 from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import RunRecord
-from joulelab.runs.spec import load_spec, read_layers
+from joulelab.runs.spec import load_spec, read_experiment, read_layers
 
 SETTINGS = {"pipeline": "train", "model": "gpt2", "size": "tiny", "seed": 3}
 
@@ -27,6 +27,14 @@ def test_all_configurations_come_before_the_next_repeat():
     assert [spec.seed for spec in specs] == [3, 3, 3, 3, 4, 4, 4, 4]
     assert [spec.training.batch_size for spec in specs[:4]] == [2, 2, 4, 4]
     assert specs[1].label == "batch_size=2, precision=bf16"
+
+
+def test_a_setting_is_swept_under_any_of_its_names_but_not_under_two():
+    settings = {**read_experiment("kd-tiny"), "distill": {"temperature": 3.0}}
+    specs = sweep_specs(settings, {"distill.kd_T": [1.0, 2.0]}, repeats=1)
+    assert [(spec.distill.temperature, spec.label) for spec in specs] == [(1.0, "kd_T=1.0"), (2.0, "kd_T=2.0")]
+    with pytest.raises(ConfigError, match=r"distill\.kd_T and distill\.temperature both set distill\.temperature"):
+        sweep_specs(settings, {"distill.kd_T": [1.0, 2.0], "distill.temperature": [1.0, 2.0]}, repeats=1)
 
 
 def test_repeats_alone_are_a_sweep_of_one_configuration():

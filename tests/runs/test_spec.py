@@ -1,5 +1,6 @@
 """Settings: merged, checked, and answered in the user's words."""
 
+import json
 import time
 
 import pytest
@@ -247,13 +248,107 @@ def test_published_and_earlier_names_of_settings_are_accepted(capsys):
     assert "preferences.loss=length-normalised is now called" in capsys.readouterr().err
 
 
-def test_of_two_names_of_a_setting_the_one_set_later_wins(tmp_path):
+TWO_NAMES = [
+    ("on-policy-tiny", "on_policy", {"lambda": 0.5}, {"student_share": 0.25}),
+    ("on-policy-tiny", "on_policy", {"lambda": 0.5}, {"lmbda": 0.25}),
+    ("demo-kd", "distill", {"kd_T": 4.0}, {"temperature": 5.0}),
+    ("squad-tiny", "student", {"init": "a"}, {"model": "b"}),  # a former name
+]
+
+
+@pytest.mark.parametrize(("experiment", "section", "one", "other"), TWO_NAMES)
+def test_two_names_of_a_setting_with_different_values_are_refused_in_one_file_and_on_one_command_line(
+    tmp_path, experiment, section, one, other
+):
+    (first, value), (second, _) = *one.items(), *other.items()
+    both = f"{section}.{first} and {section}.{second} both set {section}.*, to different values"
+    with pytest.raises(ConfigError, match=both):
+        load_spec(experiment, parse_overrides([f"{section}.{key}={given}" for key, given in {**one, **other}.items()]))
     own = tmp_path / "own.yaml"
-    own.write_text("extends: demo-kd\ndistill: {kd_T: 4.0}\n")
-    assert load_spec(str(own)).distill.temperature == 4.0
-    assert load_spec(str(own), {"distill": {"temperature": 5.0}}).distill.temperature == 5.0
-    again = merge({"distill": {"temperature": 5.0}}, {"distill": {"kd_T": 6.0}})
-    assert load_spec(str(own), again).distill.temperature == 6.0
+    own.write_text(json.dumps({"extends": experiment, section: {**one, **other}}))
+    with pytest.raises(ConfigError, match=both):
+        load_spec(str(own))
+    assert load_spec(experiment, {section: {first: value, second: value}}), "the same value twice is no contradiction"
+
+
+@pytest.mark.parametrize(("experiment", "section", "one", "other"), TWO_NAMES)
+def test_an_override_replaces_a_setting_whatever_names_both_use(tmp_path, experiment, section, one, other):
+    for below, over in ((one, other), (other, one)):
+        own = tmp_path / "own.yaml"
+        own.write_text(json.dumps({"extends": experiment, section: below}))
+        assert load_spec(str(own), {section: over}) == load_spec(experiment, {section: over, "name": "own"})
+        child = tmp_path / "child.yaml"
+        child.write_text(json.dumps({"extends": str(own), section: over}))
+        assert getattr(load_spec(str(child)), section) == getattr(load_spec(str(own), {section: over}), section)
+
+
+def test_layers_of_a_file_that_names_its_pipeline_last_are_overridden_too(tmp_path):
+    (tmp_path / "a.yaml").write_text("distill: {kd_T: 4.0}\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\ndistill: {temperature: 5.0}\n")
+    (tmp_path / "c.yaml").write_text("extends: b.yaml\npipeline: kd\n")
+    assert read_layers(str(tmp_path / "c.yaml"))["distill"] == {"temperature": 5.0}
+
+
+def test_names_in_another_section_are_names_of_the_setting_like_any_other(tmp_path):
+    squad = tmp_path / "squad.yaml"
+    squad.write_text("extends: squad-tiny\neval_batch_size: 8\n")
+    assert load_spec(str(squad), parse_overrides(["evaluation.batch_size=3"])).eval_batch_size == 3
+    train = tmp_path / "train.yaml"
+    train.write_text("pipeline: train\nmodel: gpt2\ndata: {source: a.txt, validation: b.txt, text_column: 2}\n")
+    spec = load_spec(str(train))
+    assert (spec.dataset, spec.validation_dataset, spec.text_column) == ("a.txt", "b.txt", 2)
+    other = load_spec(str(train), {"dataset": "c.txt"})
+    assert (other.dataset, other.validation_dataset, other.text_column) == ("c.txt", "", None), "other data"
+    assert load_spec(str(train), {"dataset": "c.txt"}) == load_spec(str(train), {"data": {"train": "c.txt"}})
+    with pytest.raises(ConfigError, match=r"data\.source and dataset both set dataset"):
+        load_spec(str(train), {"data": {"source": "c.txt"}, "dataset": "d.txt"})
+    with pytest.raises(ConfigError, match=r"data\.validation and data\.test both set"):
+        load_spec(str(train), {"data": {"validation": "c.txt", "test": "d.txt"}})
+    with pytest.raises(ConfigError, match="unknown setting data; did you mean dataset"):
+        load_spec(str(train), {"data": {"zzz": 1}})
+
+
+def test_a_model_next_to_the_file_is_found_under_published_names_too(tmp_path):
+    for name in ("my-teacher", "my-student"):
+        (tmp_path / name).mkdir()
+    own = tmp_path / "own.yaml"
+    own.write_text("teacher: {teacher_name: my-teacher}\nstudent: {student_pretrained_weights: my-student}\n")
+    layers = read_layers(str(own))
+    assert layers["teacher"] == {"teacher_name": str(tmp_path / "my-teacher")}
+    assert layers["student"] == {"student_pretrained_weights": str(tmp_path / "my-student")}
+
+
+def test_settings_of_wandb_have_two_names_as_well(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: demo-kd\ntrackers: {tensorboard: {}, wandb: {project: mine}}\n")
+    spec = load_spec(str(own))
+    assert (spec.trackers, spec.wandb.project) == (("tensorboard", "wandb"), "mine")
+    assert load_spec(str(own), {"wandb": {"project": "other"}}).wandb.project == "other"
+    assert load_spec(str(own), {"trackers": {"wandb": {"name": "x"}}}).wandb.project == "mine"
+    assert load_spec(str(own), {"trackers": {"wandb": False}}).trackers == ("tensorboard",)
+    assert load_spec("demo-kd", {"trackers": {"wandb": True}}).trackers == ("wandb",)
+    listed = tmp_path / "listed.yaml"
+    listed.write_text("extends: demo-kd\ntrackers: [tensorboard]\n")
+    added = load_spec(str(listed), {"trackers": {"wandb": {"project": "mine"}}})
+    assert (added.trackers, added.wandb.project) == (("tensorboard", "wandb"), "mine"), "the others stay enabled"
+    with pytest.raises(ConfigError, match=r"trackers.wandb.project and wandb.project both set wandb.project"):
+        load_spec("demo-kd", {"trackers": {"wandb": {"project": "a"}}, "wandb": {"project": "b"}})
+    with pytest.raises(ConfigError, match="only wandb accepts settings"):
+        load_spec("demo-kd", {"trackers": {"mlflow": {"project": "a"}}})
+
+
+def test_a_setting_without_effect_is_named_as_it_was_given():
+    with pytest.raises(ConfigError, match=r"distill.kd_T has no effect in this run with pipeline=sft"):
+        load_spec("sft-tiny", {"distill": {"kd_T": 3.0}})
+
+
+def test_a_key_that_a_file_has_twice_is_refused_with_both_lines(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: demo-kd\ntraining: {epochs: 9}\nseed: 1\ntraining: {batch_size: 4}\n")
+    with pytest.raises(ConfigError, match=r"own.yaml, line 4: training is set twice; the first one is in line 2"):
+        read_experiment(str(own))
+    own.write_text("a: &x {b: 1}\nc: {<<: *x, b: 2}\n")
+    assert read_mapping(own)["c"] == {"b": 2}, "a merged section is no second key"
 
 
 def test_other_data_or_another_student_drop_the_description_of_the_experiment():

@@ -346,12 +346,12 @@ def base_settings(pipeline: str, **fixed: object) -> dict[str, Any]:
 
 
 def merged(settings: Mapping[str, Any], requested: Iterable[RequestedSetting]) -> dict[str, Any]:
-    from joulelab.runs.spec import merge, nest
+    from joulelab.runs.spec import merge, nest, overlay
 
-    result = dict(settings)
+    changes: dict[str, Any] = {}
     for setting in requested:
-        result = merge(result, nest(setting.key, setting.value))
-    return result
+        changes = overlay(changes, nest(setting.key, setting.value))
+    return merge(settings, changes)
 
 
 def read_override(text: str) -> RequestedSetting:

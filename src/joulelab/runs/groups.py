@@ -28,6 +28,7 @@ from joulelab.runs.spec import (
     Section,
     check,
     explain,
+    in_current_names,
     merge,
     nest,
     overlay,
@@ -360,9 +361,10 @@ def sweep_specs(settings: Mapping[str, Any], axes: Axes, repeats: int) -> list[R
 
 def _member(settings: Mapping[str, Any], point: Mapping[str, Any], seed: Any) -> dict[str, Any]:
     member = merge(settings, {"seed": seed, "label": point_label(point)} if point else {"seed": seed})
+    chosen: dict[str, Any] = {}
     for key, value in point.items():
-        member = overlay(member, nest(key, value))
-    return member
+        chosen = overlay(chosen, nest(key, value))
+    return overlay(member, in_current_names(chosen, chosen.get("pipeline", member.get("pipeline"))))
 
 
 def point_label(point: Mapping[str, Any]) -> str:

@@ -219,6 +219,7 @@ def _count_values(node: yaml.Node, above: tuple[int, ...], counts: dict[int, int
     if id(node) not in counts:
         children: list[yaml.Node] = []
         if isinstance(node, yaml.MappingNode):
+            _refuse_repeated_keys(node, where)
             children = [part for pair in node.value for part in pair]
         elif isinstance(node, yaml.SequenceNode):
             children = node.value
@@ -229,6 +230,21 @@ def _count_values(node: yaml.Node, above: tuple[int, ...], counts: dict[int, int
             "settings have a few hundred values; put data into a data file",
         )
     return counts[id(node)]
+
+
+def _refuse_repeated_keys(node: yaml.MappingNode, where: str) -> None:
+    """YAML forbids them; PyYAML takes the last one, and the settings of a section that is written twice are lost."""
+    lines: dict[str, int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+            continue
+        line = key.start_mark.line + 1
+        if key.value in lines:
+            raise ConfigError(
+                f"{where}, line {line}: {key.value} is set twice; the first one is in line {lines[key.value]}",
+                "leave one of them out, or join the two sections",
+            )
+        lines[key.value] = line
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -272,7 +288,8 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
     aliases: ClassVar[Mapping[str, str]] = {}
-    """Published spellings of settings (`kd_T`) -> names; accepted permanently."""
+    """Published spellings of settings (`kd_T`, or `data.train` for one of another section) -> names; accepted
+    permanently."""
     renamed: ClassVar[Mapping[str, str]] = {}
     """Names in earlier releases -> current names; accepted with a notice."""
     renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
@@ -471,7 +488,9 @@ def read_layers(name: str) -> dict[str, Any]:
             raise ConfigError(f"{name}: `extends: {parent}` is circular")
         seen.append(parent_path.resolve())
         layers.append(_read_layer(parent_path))
-    merged: dict[str, Any] = {"name": path.stem}
+    # Stated in any layer, the pipeline decides what the names in all of them mean.
+    pipeline = next((layer["pipeline"] for layer in layers if "pipeline" in layer), None)
+    merged: dict[str, Any] = {"name": path.stem, **({"pipeline": pipeline} if pipeline is not None else {})}
     for layer in reversed(layers):
         merged = merge(merged, layer)
     return merged
@@ -494,8 +513,8 @@ def _read_layer(path: Path) -> dict[str, Any]:
 
 _INPUTS = {
     "data": ("source", "train", "validation", "test", "train_file", "validation_file", "test_file"),
-    "teacher": ("model", "fine_tuned"),
-    "student": ("model", "init"),
+    "teacher": ("model", "teacher_name", "fine_tuned"),
+    "student": ("model", "init", "student_pretrained_weights"),
 }
 
 
@@ -517,34 +536,49 @@ def read_experiment(name: str) -> dict[str, Any]:
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer of settings over another; one that names other data replaces all settings of the former data."""
+    """A layer of settings over another; one that names other data replaces all settings of the former data.
+
+    Both are first brought to the current names of the pipeline, so that a layer replaces a setting whatever name either
+    uses, and two names of a setting in one layer are found.
+    """
+    pipeline = over.get("pipeline", under.get("pipeline"))
+    under, over = in_current_names(under, pipeline), in_current_names(over, pipeline)
     result = dict(copy.deepcopy(dict(under)))
     if not still_describes(under, over):
         result.pop("about", None)
-    if _names_other_data(result.get("data"), over.get("data")):
+    if _names_other_data(result, over):
         _forget_data(result)
-    _forget_alternatives(result, over)
+    _forget_alternatives(result, over, _model_of(pipeline))
+    if isinstance(over.get("trackers"), Mapping) and isinstance(chosen := result.get("trackers"), list):
+        result["trackers"] = dict.fromkeys(chosen, True)
     return overlay(result, over)
 
 
-def _forget_alternatives(result: dict[str, Any], over: Mapping[str, Any]) -> None:
+def _model_of(pipeline: object) -> type[RunSpec] | None:
+    known = isinstance(pipeline, str) and pipeline in lookup.PIPELINE_SPECS
+    model: type[RunSpec] | None = lookup.PIPELINE_SPECS.resolve(pipeline) if known else None
+    return model
+
+
+def in_current_names(settings: Mapping[str, Any], pipeline: object) -> dict[str, Any]:
+    """One layer of a pipeline's settings under their current names; as it is if there is no such pipeline."""
+    settings = _wandb_in_its_section(settings)
+    return dict(settings) if (model := _model_of(pipeline)) is None else current_names(model, settings)
+
+
+def _forget_alternatives(result: dict[str, Any], over: Mapping[str, Any], model: type[RunSpec] | None) -> None:
     """Of mutually exclusive settings (a student's size, layers, config), the one set last replaces the others."""
-    pipeline = over.get("pipeline", result.get("pipeline"))
-    if not isinstance(pipeline, str) or pipeline not in lookup.PIPELINE_SPECS:
-        return
-    sections = [
-        name for name, value in over.items() if isinstance(value, Mapping) and isinstance(result.get(name), dict)
-    ]
-    fields = lookup.PIPELINE_SPECS.resolve(pipeline).model_fields if sections else {}
-    for name in sections:
-        model = model_in(fields[name].annotation) if name in fields else None
-        alternatives: tuple[str, ...] = getattr(model, "alternatives", ())
-        aliases: Mapping[str, str] = getattr(model, "aliases", {})
-        named = {aliases.get(key, key) for key, value in over[name].items() if value is not None}
-        if named & set(alternatives):
-            gone = set(alternatives) - named
-            gone |= {name for name, owner in getattr(model, "details", {}).items() if owner in gone}
-            result[name] = {key: value for key, value in result[name].items() if aliases.get(key, key) not in gone}
+    fields = {} if model is None else model.model_fields
+    for name, values in over.items():
+        below, section = result.get(name), model_in(fields[name].annotation) if name in fields else None
+        if section is None or not isinstance(values, Mapping) or not isinstance(below, dict):
+            continue
+        alternatives: set[str] = set(getattr(section, "alternatives", ()))
+        named = {key for key, value in values.items() if value is not None}
+        if named & alternatives:
+            gone = alternatives - named
+            gone |= {detail for detail, owner in getattr(section, "details", {}).items() if owner in gone}
+            result[name] = {key: value for key, value in below.items() if key not in gone}
 
 
 def still_describes(under: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
@@ -552,15 +586,14 @@ def still_describes(under: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
     below, student = under.get("student"), over.get("student")
     if isinstance(below, Mapping) and isinstance(student, Mapping) and overlay(below, student) != below:
         return False
-    return not _names_other_data(under.get("data"), over.get("data"))
+    return not _names_other_data(under, over)
 
 
 def overlay(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections are merged key by key; other values are replaced. Keys are ordered by when they were last set, so that
-    the later of two spellings of a setting takes precedence."""
+    """Sections are merged key by key; other values are replaced."""
     result = dict(copy.deepcopy(dict(under)))
     for key, value in over.items():
-        below = result.pop(key, None)
+        below = result.get(key)
         result[key] = overlay(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
     return result
 
@@ -573,8 +606,11 @@ _OF_THE_SOURCE = {
 _SLICE = re.compile(r"\w+(\[.*\])?")
 
 
-def _names_other_data(below: Any, over: Any) -> bool:
+def _names_other_data(under: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Whether a layer replaces the data of the layers below it: `demo-kd data.source=mine.csv`."""
+    if "dataset" in under and "dataset" in settings:  # of the pipeline train
+        return bool(under["dataset"] != settings["dataset"])
+    below, over = under.get("data"), settings.get("data")
     if not isinstance(below, dict) or not isinstance(over, Mapping) or "source" not in below:
         return False
     source, train = over.get("source", below["source"]), over.get("train")
@@ -584,19 +620,23 @@ def _names_other_data(below: Any, over: Any) -> bool:
 
 def _forget_data(settings: dict[str, Any]) -> None:
     """Sizes, columns and test questions of the former data; those that the new layer states are set afterwards."""
-    settings["data"] = {key: value for key, value in settings["data"].items() if key not in _OF_THE_SOURCE}
+    for key in ("dataset_split", "validation_dataset", "text_column"):
+        settings.pop(key, None)
+    if isinstance(data := settings.get("data"), dict):
+        settings["data"] = {key: value for key, value in data.items() if key not in _OF_THE_SOURCE}
     quality = settings.get("quality")
     if isinstance(quality, dict) and str(quality.get("answers", "")).startswith("sample:"):
         settings["quality"] = {key: value for key, value in quality.items() if key not in ("answers", "answer_items")}
 
 
 def current_names(model: type[BaseModel], settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The settings under their current names; of two spellings of a setting, the later one."""
+    """The settings under their current names; two names of a setting must have the same value."""
     aliases: Mapping[str, str] = getattr(model, "aliases", {})
     renamed: Mapping[str, str] = getattr(model, "renamed", {})
     renamed_values: Mapping[str, Mapping[str, str]] = getattr(model, "renamed_values", {})
     result: dict[str, Any] = {}
-    for key, value in settings.items():
+    given: dict[str, str] = {}
+    for key, value in _with_moved({**aliases, **renamed}, settings):
         name = aliases.get(key) or renamed.get(key) or key
         if key in renamed:
             _print_notice(f"{prefix}{key} is now called {prefix}{name}")
@@ -607,9 +647,27 @@ def current_names(model: type[BaseModel], settings: Mapping[str, Any], prefix: s
         if isinstance(value, str) and (current := renamed_values.get(name, {}).get(value)) is not None:
             _print_notice(f"{prefix}{name}={value} is now called {prefix}{name}={current}")
             value = current
-        result.pop(name, None)
-        result[name] = value
+        if name in given and value != result[name]:
+            raise _set_twice(f"{prefix}{given[name]}", f"{prefix}{key}", f"{prefix}{name}")
+        given[name], result[name] = key, value
     return result
+
+
+def _set_twice(one: str, other: str, name: str) -> ConfigError:
+    return ConfigError(
+        f"{one} and {other} both set {name}, to different values", f"leave one of them out; {NOTHING_STARTED}"
+    )
+
+
+def _with_moved(names: Mapping[str, str], settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings; those that have a name in another section (`data.train` is `dataset`) apart from their own."""
+    for key, value in settings.items():
+        inside = [inner for inner in value if f"{key}.{inner}" in names] if isinstance(value, Mapping) else []
+        yield from ((f"{key}.{inner}", value[inner]) for inner in inside)
+        if not inside:
+            yield key, value
+        elif rest := {inner: one for inner, one in value.items() if inner not in inside}:
+            yield key, rest
 
 
 def current_key(model: type[BaseModel], key: str) -> str:
@@ -645,19 +703,25 @@ def nest(key: str, value: Any) -> dict[str, Any]:
     return {first: nest(rest, value) if rest else value}
 
 
-def trackers_by_name(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`trackers` as a mapping of names to settings (`trackers.wandb.project=mine`): the names are enabled, and the
-    settings of wandb go to its section."""
-    given = settings.get("trackers")
+def _wandb_in_its_section(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With `trackers` as a mapping (`trackers.wandb.project=mine`) from names to whether they are enabled, and the
+    settings of wandb in its section."""
+    given, section = settings.get("trackers"), settings.get("wandb")
     if not isinstance(given, Mapping):
         return settings
-    others = [name for name, chosen in given.items() if chosen and name != "wandb"]
-    if others:
-        raise ConfigError(
-            f"trackers.{others[0]} has settings, but only wandb accepts settings", f"write trackers=[{','.join(given)}]"
-        )
-    wandb = {**(settings.get("wandb") or {}), **(given.get("wandb") or {})}
-    return {**settings, "trackers": list(given), **({"wandb": wandb} if wandb else {})}
+    wandb = own if isinstance(own := given.get("wandb"), Mapping) else {}
+    trackers = {**given, "wandb": True} if wandb else given
+    for name, chosen in trackers.items():
+        if chosen not in (None, True, False, {}):
+            raise ConfigError(
+                f"trackers.{name} has settings, but only wandb accepts settings", f"write trackers=[{','.join(given)}]"
+            )
+    for name in wandb if isinstance(section, Mapping) else ():
+        if name in section and section[name] != wandb[name]:
+            raise _set_twice(f"trackers.wandb.{name}", f"wandb.{name}", f"wandb.{name}")
+    enabled = {name: chosen is not False for name, chosen in trackers.items()}
+    joined = {"wandb": {**(section or {}), **wandb}} if wandb and isinstance(section, Mapping | None) else {}
+    return {**settings, "trackers": enabled, **joined}
 
 
 Checks = Callable[[RunSpec], Iterable[Callable[[], object]]]
@@ -671,10 +735,12 @@ def check(settings: Mapping[str, Any], further: Checks | None = None) -> RunSpec
     if not isinstance(pipeline, str):
         raise ConfigError("no pipeline is set", f"add `pipeline: NAME`; known: {', '.join(lookup.PIPELINES.names())}")
     model: type[RunSpec] = lookup.PIPELINE_SPECS.resolve(pipeline)
-    settings = trackers_by_name(with_user_settings(settings))
+    settings = in_current_names(with_user_settings(settings), pipeline)
+    if isinstance(trackers := settings.get("trackers"), Mapping):
+        settings["trackers"] = [name for name, enabled in trackers.items() if enabled]
     try:
         # through JSON, so that a YAML list can fill a tuple while a string cannot fill a number
-        complete = model.complete(current_names(model, settings))
+        complete = model.complete(settings)
         checked = model.model_validate_json(json.dumps(complete, default=str))
     except ValidationError as error:
         refused = explain(error, model)
@@ -759,7 +825,8 @@ def load_spec(name: str, overrides: Mapping[str, Any] | None = None) -> RunSpec:
 def refuse_unused(overrides: Mapping[str, Any], specs: Sequence[RunSpec]) -> None:
     """Refuse changed settings that none of these runs uses. An experiment file may have them: its variants share it."""
     for key in _keys(overrides):
-        for name in (key.partition(".")[0], key):
+        current = current_key(type(specs[0]), key)
+        for name in (current.partition(".")[0], current):
             users = [spec.unused_settings.get(name) for spec in specs]
             if users and all(users):
                 raise ConfigError(

@@ -46,6 +46,13 @@ class ZooTraining(PipelineTraining):
 class TrainSpec(TrainingRunSpec):
     """Train a zoo model on its task and evaluate it on held-out data."""
 
+    aliases: ClassVar = {
+        "data.source": "dataset",
+        "data.train": "dataset",
+        "data.validation": "validation_dataset",
+        "data.test": "validation_dataset",
+        "data.text_column": "text_column",
+    }
     shares_ranks: ClassVar[bool] = True
     pipeline: Literal["train"] = "train"
     """The pipeline that runs the stages."""
@@ -85,7 +92,6 @@ class TrainSpec(TrainingRunSpec):
     @classmethod
     def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Fill in the model's batch size and name, and a budget of one epoch, unless they are set."""
-        settings = _without_data_section(settings)
         name, training = settings.get("model"), settings.get("training", {})
         if not isinstance(name, str) or not isinstance(training, dict):
             return dict(settings)  # validation reports it
@@ -150,30 +156,6 @@ class TrainSpec(TrainingRunSpec):
             raise DeviceMissing(
                 "device=cuda was requested but no NVIDIA GPU was found", "omit --device or pass --device cpu"
             )
-
-
-_DATA_NAMES = {
-    "source": "dataset",
-    "train": "dataset",
-    "validation": "validation_dataset",
-    "test": "validation_dataset",
-    "text_column": "text_column",
-}
-
-
-def _without_data_section(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`data.train`, `data.validation` and `data.text_column` under the names they have here; other keys are errors."""
-    data = settings.get("data")
-    if not isinstance(data, Mapping):
-        return dict(settings)
-    if "validation" in data and "test" in data:
-        raise ConfigError(
-            "data.validation and data.test are both set, but `train` evaluates on one held-out set", "set one of them"
-        )
-    renamed = {_DATA_NAMES[key]: value for key, value in data.items() if key in _DATA_NAMES}
-    unknown = {key: value for key, value in data.items() if key not in _DATA_NAMES}
-    others = {key: value for key, value in settings.items() if key != "data"}
-    return {**others, **renamed, **({"data": unknown} if unknown else {})}
 
 
 def _absolute(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -198,6 +198,8 @@ class QaEvaluation(Section):
 
 class SquadSpec(DistillSpec):
     """Question answering: DistilBERT's second step, on files in SQuAD's format."""
+
+    renamed: ClassVar = {"evaluation.batch_size": "eval_batch_size"}
 
     data: SquadData = SquadData()
     """Questions, paragraphs, answers."""
