@@ -21,6 +21,7 @@ from tiny_lm import make_model, make_tokenizer
 from joulelab.errors import JoulelabError, UsageError
 from joulelab.infer.serving import config, serving_pipeline
 from joulelab.infer.serving.config import ServingSpec
+from joulelab.infer.serving.serving_pipeline import MeasuredServer
 from joulelab.meter.config import EnergyConfig
 from joulelab.runs.spec import check
 
@@ -143,16 +144,105 @@ def test_a_server_that_has_ended_is_named():
     load = SimpleNamespace(requests=requests, level=level, seconds=3, window=(0, 10))
     expected = "http://127.0.0.1:9/v1 stopped answering; 3 of 4 requests at 2 conc.* failed: Connection refused"
     with pytest.raises(JoulelabError, match=expected):
-        serving_pipeline._require_answers(load, "http://127.0.0.1:9/v1")
+        serving_pipeline._require_answers(load, MeasuredServer("http://127.0.0.1:9/v1", "m", ""))
+
+    def require_alive():
+        raise JoulelabError("the engine was killed by signal 9", "see its log")
+
+    ended = MeasuredServer("http://127.0.0.1:9/v1", "m", "cpu", require_alive=require_alive)
+    with pytest.raises(JoulelabError, match="the engine was killed by signal 9") as raised:
+        serving_pipeline._require_answers(load, ended)
+    assert raised.value.hint == "see its log; levels before this one are in the record"
+
+
+SERVER_THAT_ENDS = """
+import json, os, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+asking = []
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *arguments): pass
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": "tiny"}]}).encode())
+
+    def do_POST(self):
+        asking.append(1)
+        if len(asking) == 2:
+            os._exit(1)
+        tokens = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["max_tokens"]
+        self.send_response(200)
+        self.end_headers()
+        for _ in range(tokens):
+            self.wfile.write(b'data: {"choices": [{"text": "x"}]}' + bytes([10, 10]))
+            time.sleep(0.01)
+        usage = json.dumps({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": tokens}})
+        asking.pop()
+        self.wfile.write(f"data: {usage}".encode() + bytes([10, 10]) + b"data: [DONE]" + bytes([10, 10]))
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.mark.slow
+def test_a_server_that_ends_during_a_load_is_the_error_and_ends_the_load_at_once(tmp_path):
+    """It ends when two requests are under way; the level before, with one at a time, is in the record."""
+    with subprocess.Popen([sys.executable, "-c", SERVER_THAT_ENDS], stdout=subprocess.PIPE, text=True) as server:
+        url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
+        try:
+            done = measure(tmp_path, "--server", url, "--concurrency", "1,2", *SHORT)
+        finally:
+            server.kill()
+    assert done.returncode == 1
+    assert f"error: the server at {url} (pid {server.pid}) has ended" in done.stderr
+    assert "levels before this one are in the record" in done.stderr
+    found = shown(tmp_path)
+    assert found["findings"]["serve.c1"]["serving"]["output_tokens"] > 0 and "serve.c2" not in found["findings"]
+    stage = next(stage for stage in found["stages"] if stage["name"] == "serve.c2")
+    assert stage["duration_s"] < 3, "the load ended with its server, before its 3 s"
+
+
+@pytest.mark.slow
+def test_an_engine_that_ends_during_a_load_is_reported_with_its_log(tmp_path):
+    python = engine_stand_in.write(tmp_path / "environment")
+    make_model().save_pretrained(tmp_path / "tiny")
+    make_tokenizer().save_pretrained(tmp_path / "tiny")
+    words = ("--engine", "vllm", "--engine-python", python, "--model", tmp_path / "tiny", "--concurrency", "2")
+    done = measure(tmp_path / "runs", *words, 'engine_args=["--behave","die-later"]', *SHORT)
+    assert done.returncode == 1
+    assert "vllm 0.99.0 --behave die-later ended with exit code 1" in done.stderr
+    assert "RuntimeError: illegal memory access" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_builtin_engine_that_is_killed_during_a_load_is_the_error(tmp_path, monkeypatch):
+    make_model().save_pretrained(tmp_path / "tiny")
+    make_tokenizer().save_pretrained(tmp_path / "tiny")
+    run = serving_pipeline.LoadRunner.run
+
+    def kill_and_run(runner, level, *settings):
+        engines = [one for one in psutil.Process().children(recursive=True) if "serve" in one.cmdline()]
+        engines[0].kill()
+        return run(runner, level, *settings)
+
+    monkeypatch.setattr(serving_pipeline.LoadRunner, "run", kill_and_run)
+    words = ("--engine", "builtin", "--model", tmp_path / "tiny", "--concurrency", "2", *SHORT)
+    done = measure(tmp_path / "runs", *words)
+    assert done.returncode == 1 and "error: the engine was killed by signal 9" in done.stderr
 
 
 def test_a_level_without_an_answer_in_its_window_is_no_row(tiny_server):
     requests = [SimpleNamespace(chunk_ns=[5], error="")]
     load = SimpleNamespace(requests=requests, level=SimpleNamespace(text="x"), seconds=3, window=(10, 20))
     with pytest.raises(JoulelabError, match="no request at x was answered within 3 s"):
-        serving_pipeline._require_answers(load, tiny_server[0].url)
+        serving_pipeline._require_answers(load, MeasuredServer(tiny_server[0].url, "tiny", "cpu"))
     load.window = (0, 10)
-    serving_pipeline._require_answers(load, tiny_server[0].url)
+    serving_pipeline._require_answers(load, MeasuredServer(tiny_server[0].url, "tiny", "cpu"))
 
 
 @pytest.mark.slow

@@ -136,6 +136,10 @@ def _environment(python: Path) -> dict[str, str]:
     return {**kept, "PATH": os.pathsep.join([str(python.parent), kept.get("PATH", os.defpath)])}
 
 
+def exit_text(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
 class EngineProcess:
     """The server of an engine, from its start to its end."""
 
@@ -191,9 +195,8 @@ class EngineProcess:
             self._process.wait(grace_s)
         code = self._process.poll()
         if code is not None:
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             raise JoulelabError(
-                f"{self.installation.identity} {how}; the end of {self.log}:\n{self.log_tail()}",
+                f"{self.installation.identity} {exit_text(code)}; the end of {self.log}:\n{self.log_tail()}",
                 "fix what the log reports; engine_args are added to the engine's command line",
             )
 

@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+import psutil
+
 from joulelab.data.inputs import input_bill, keep_recorded_commits
 from joulelab.errors import JoulelabError, UsageError
-from joulelab.infer.generation.engine_process import CHILD_ENGINES, SERVED_NAME, start_engine
+from joulelab.infer.generation.engine_process import CHILD_ENGINES, SERVED_NAME, exit_text, start_engine
 from joulelab.infer.generation.server import Endpoint, locate_server, unmetered_gpus
 from joulelab.infer.serving.client_load import LoadLevel, LoadRunner, LoadWindow, StreamingClient
 from joulelab.infer.serving.config import ServingSpec, api_key, gpus_of, unattributed_gpus
@@ -38,6 +40,7 @@ START = "engine.start"
 _STOP_S = 20.0
 _POLL_S = 0.25
 _SHOWN_CHARACTERS = 60
+_KEPT = "levels before this one are in the record"
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class MeasuredServer:
     energy_gap: str = ""
     """Why the energy is missing."""
     facts: Any = None
+    require_alive: Callable[[], None] = lambda: None
+    """Raises if the server's process has ended."""
 
 
 def run_serving(run: RunContext) -> None:
@@ -79,10 +84,11 @@ def run_serving(run: RunContext) -> None:
                 def tick(seconds: float) -> None:
                     run.progress.advance(round(seconds))
                     run.stop.check()
+                    _require_alive(server)
 
                 load = runner.run(level, spec.duration_s, spec.limit_s, tick)
                 # No items of the stage are counted: answers that the end of the load cuts off have used energy.
-                _require_answers(load, server.url)
+                _require_answers(load, server)
             _record_row(run, spec, server, load)
 
 
@@ -100,29 +106,36 @@ def _recorded_stages(run: RunContext) -> set[str]:
     }
 
 
-def _require_answers(load: LoadWindow, url: str) -> None:
+def _require_alive(server: MeasuredServer) -> None:
+    try:
+        server.require_alive()
+    except JoulelabError as error:
+        raise JoulelabError(error.message, f"{error.hint}; {_KEPT}") from None
+
+
+def _require_answers(load: LoadWindow, server: MeasuredServer) -> None:
     """Raise if the load has no steady window: the server has ended, or it answered no request in the window."""
     errors = Counter(one.error for one in load.requests if one.error)
     error = errors.most_common(1)[0][0] if errors else ""
     failed = f"{errors.total()} of {len(load.requests)} requests at {load.level.text} failed: {error}"
-    kept = "levels before this one are in the record"
     if errors:
+        _require_alive(server)
         try:
-            Endpoint(url, api_key(), tries=1).require_reachable()
+            Endpoint(server.url, api_key(), tries=1).require_reachable()
         except UsageError:
-            hint = f"restart the server; its log may show why it stopped; {kept}"
-            raise JoulelabError(f"the server at {url} stopped answering; {failed}", hint) from None
+            hint = f"restart the server; its log may show why it stopped; {_KEPT}"
+            raise JoulelabError(f"the server at {server.url} stopped answering; {failed}", hint) from None
     low, high = load.window
     if any(low <= at_ns < high for one in load.requests if not one.error for at_ns in one.chunk_ns):
         return
     if not errors:
         raise JoulelabError(
-            f"no request at {load.level.text} was answered within {load.seconds:.0f} s", f"raise --max-time; {kept}"
+            f"no request at {load.level.text} was answered within {load.seconds:.0f} s", f"raise --max-time; {_KEPT}"
         )
     hint = "see the server's log"
     if "HTTP 429" in error:
         hint = "lower the load, or let more requests wait (--max-waiting of `joulelab serve`)"
-    raise JoulelabError(failed, f"{hint}; {kept}")
+    raise JoulelabError(failed, f"{hint}; {_KEPT}")
 
 
 def _record_row(run: RunContext, spec: ServingSpec, server: MeasuredServer, load: LoadWindow) -> None:
@@ -182,7 +195,31 @@ def _running_server(run: RunContext, spec: ServingSpec) -> Iterator[MeasuredServ
         where = f"GPU {', '.join(uuids)}" if uuids else "CPU"
         run.note(f"the server is on this machine ({location.reason}) and computes on {where}")
     device = ("cuda" if uuids else "cpu") if location.is_local else ""
-    yield MeasuredServer(spec.server, model, device, gap, None)
+    pids = location.pids if location.is_local else ()
+    processes = [process for pid in pids if (process := _process(pid)) is not None]
+
+    def require_alive() -> None:
+        if processes and not any(map(_is_alive, processes)):
+            raise JoulelabError(
+                f"the server at {spec.server} (pid {', '.join(str(one.pid) for one in processes)}) has ended",
+                "restart it; its log may show why it ended",
+            )
+
+    yield MeasuredServer(spec.server, model, device, gap, None, require_alive)
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.Error:
+        return None
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 @contextmanager
@@ -206,7 +243,7 @@ def _child_engine(run: RunContext, spec: ServingSpec) -> Iterator[MeasuredServer
     try:
         device = "cuda" if gpus_of((engine.pid,)) or unattributed_gpus((engine.pid,)) else "cpu"
         facts = {"engine": installation.identity, "device": device, "dtype": dtype, "context": context}
-        yield MeasuredServer(engine.endpoint.base_url, SERVED_NAME, device, "", facts)
+        yield MeasuredServer(engine.endpoint.base_url, SERVED_NAME, device, "", facts, engine.require_alive)
     finally:
         engine.stop()
 
@@ -230,16 +267,22 @@ def _builtin_engine(run: RunContext, spec: ServingSpec) -> Iterator[MeasuredServ
     # process is killed.
     guard = start_guard()
     try:
-        with tempfile.TemporaryFile("w+") as messages, run.stage(START, role="setup", activity="load"):
-            run.progress.write(f"starting {spec.engine} with {spec.model}")
-            child = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=messages, text=True, process_group=guard.pid
-            )
-            facts = _facts_of(child, messages, spec.engine_timeout_s, run.stop.check)
-        try:
-            yield MeasuredServer(facts["url"], facts["model"], facts["device"], "", facts)
-        finally:
-            _stop(child)
+        with tempfile.TemporaryFile("w+") as messages:
+            with run.stage(START, role="setup", activity="load"):
+                run.progress.write(f"starting {spec.engine} with {spec.model}")
+                child = subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=messages, text=True, process_group=guard.pid
+                )
+                facts = _facts_of(child, messages, spec.engine_timeout_s, run.stop.check)
+
+            def require_alive() -> None:
+                if child.poll() is not None:
+                    raise _engine_end(child, messages)
+
+            try:
+                yield MeasuredServer(facts["url"], facts["model"], facts["device"], "", facts, require_alive)
+            finally:
+                _stop(child)
     finally:
         kill_group(guard)
 
@@ -264,15 +307,19 @@ def _facts_of(
         raise
     if not line:
         child.wait()
-        messages.seek(0)
-        problem = [text for text in messages.read().splitlines() if text.strip()]
-        error = next((text.removeprefix("error: ") for text in problem if text.startswith("error: ")), "")
-        raise JoulelabError(
-            f"the engine ended with exit code {child.returncode}: {error or ' '.join(problem[-1:])}",
-            "start it by hand to see all messages: joulelab serve MODEL",
-        )
+        raise _engine_end(child, messages)
     facts: dict[str, Any] = json.loads(line)
     return facts
+
+
+def _engine_end(child: subprocess.Popen[str], messages: IO[str]) -> JoulelabError:
+    messages.seek(0)
+    problem = [text for text in messages.read().splitlines() if text.strip()]
+    error = next((text.removeprefix("error: ") for text in problem if text.startswith("error: ")), "")
+    return JoulelabError(
+        f"the engine {exit_text(child.returncode)}: {error or ' '.join(problem[-1:])}",
+        "start it by hand to see all messages: joulelab serve MODEL",
+    )
 
 
 def _stop(child: subprocess.Popen[str]) -> None:
