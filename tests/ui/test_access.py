@@ -79,6 +79,9 @@ def test_every_answer_forbids_other_origins_and_inline_scripts(server):
         "/compare?run=../../etc",
         "/compare?group=..",
         "/report.html?run=%2fetc%2fpasswd",
+        f"/runs/{'a' * 300}",
+        f"/groups/{'a' * 300}",
+        "/runs/%00",
     ],
 )
 def test_no_address_leads_out_of_the_store(server, path):

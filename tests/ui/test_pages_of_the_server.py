@@ -84,6 +84,22 @@ def test_a_copied_folder_is_a_row_of_its_own_with_its_own_page(made_store, tmp_p
     assert {row["cells"][0] for row in rows} == {source.name}  # what the record states
 
 
+def test_a_run_that_was_away_for_a_moment_is_in_the_table_again(made_store, tmp_path, monkeypatch):
+    monkeypatch.setattr("joulelab.ui.store_view.REFRESH_S", 0.0)
+    monkeypatch.setattr("joulelab.ui.store_view._LOAD", 1e9)
+    source = run_folders(made_store)[0]
+    here, away = tmp_path / "store" / source.name, tmp_path / "away"
+    shutil.copytree(source, here)
+    view = StoreView(here.parent)
+    seen = json.loads(view.changes(0))["version"]
+    shutil.move(here, away)
+    assert json.loads(view.changes(seen))["gone"] == [source.name]
+    shutil.move(away, here)
+    for since in (0, seen):
+        found = json.loads(view.changes(since))
+        assert ([row["id"] for row in found["rows"]], found["gone"]) == ([source.name], [])
+
+
 def test_a_removed_run_leaves_the_table_and_its_page_says_so(pages, made_store):
     version = json.loads(pages.get("/api/runs")[2])["version"]
     assert version >= 1

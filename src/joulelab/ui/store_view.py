@@ -70,7 +70,7 @@ class StoreView:
                 spent_s = time.thread_time() - began_s
                 self._due_s = time.monotonic() + max(REFRESH_S, spent_s / _LOAD)
             rows = ",".join(row for version, row in self._rows.values() if version > since)
-            gone = [name for version, name in self._gone if version > since]
+            gone = [name for version, name in self._gone if version > since and name not in self._rows]
             groups = self._groups[1] if self._groups[0] > since else "null"
             return f'{{"version":{self._version},"rows":[{rows}],"gone":{json.dumps(gone)},"groups":{groups}}}'
 

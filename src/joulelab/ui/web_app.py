@@ -12,9 +12,10 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 import uvicorn
@@ -54,7 +55,6 @@ DEFAULT_PORT = 8765
 _PORTS_TRIED = 20
 _MOST_FEEDS = 64
 _MOST_COMPARED = 200
-Answer = TypeVar("Answer")
 
 
 class Server:
@@ -143,17 +143,7 @@ class Server:
     # A run
 
     def folder(self, run_id: str) -> Path:
-        """The folder of a run of this store: a name without separators, so nothing outside can be named."""
-        folder = self.store / run_id
-        if run_id in ("", ".", "..") or "/" in run_id or "\0" in run_id or not (folder / "run.json").is_file():
-            raise NotFoundError(f"unknown run '{run_id[:120]}'", "it may have been removed")
-        return folder
-
-    def _group_folder(self, group_id: str) -> Path:
-        folder = self.store / GROUPS_FOLDER / group_id
-        if group_id in ("", ".", "..") or "/" in group_id or "\0" in group_id or not (folder / "group.json").is_file():
-            raise NotFoundError(f"unknown group '{group_id[:120]}'", "it may have been removed")
-        return folder
+        return _named(self.store, run_id, "run")
 
     async def _run_page(self, request: Request) -> Response:
         folder = self.folder(request.path_params["run_id"])
@@ -236,9 +226,7 @@ class Server:
     # Comparisons
 
     async def _group_page(self, request: Request) -> Response:
-        group_id = request.path_params["group_id"]
-        self._group_folder(group_id)
-        return await run_in_threadpool(self._comparison, [("group", group_id)])
+        return await run_in_threadpool(self._comparison, [("group", request.path_params["group_id"])])
 
     async def _compare_page(self, request: Request) -> Response:
         return await run_in_threadpool(self._comparison, request.query_params.multi_items())
@@ -249,7 +237,7 @@ class Server:
     def _page(self, named: Sequence[tuple[str, str]]) -> Page:
         """The page that `joulelab report` writes of the same runs."""
         folders = [self.folder(name) for kind, name in named if kind == "run"]
-        folders += [self._group_folder(name) for kind, name in named if kind == "group"]
+        folders += [_named(self.store / GROUPS_FOLDER, name, "group") for kind, name in named if kind == "group"]
         if not folders:
             raise UsageError("no runs were selected", "select runs in the table, then Compare")
         if len(folders) > _MOST_COMPARED:
@@ -304,9 +292,21 @@ def assets() -> dict[str, tuple[str, Callable[[], str]]]:
     }
 
 
+def _named(parent: Path, name: str, kind: Literal["run", "group"]) -> Path:
+    """The folder of a run or group: a name without separators, so nothing outside can be named."""
+    folder = parent / name
+    found = False
+    if name not in ("", ".", "..") and "/" not in name:
+        with suppress(OSError, ValueError):  # too long for a name, or no valid one
+            found = (folder / f"{kind}.json").is_file()
+    if not found:
+        raise NotFoundError(f"unknown {kind} '{name[:120]}'", "it may have been removed")
+    return folder
+
+
 def _number(request: Request, name: str) -> int:
     text = request.query_params.get(name, "0")
-    return int(text) if text.isdigit() and len(text) < 16 else 0
+    return int(text) if text.isdecimal() and len(text) < 16 else 0
 
 
 def _event(name: str, data: str) -> str:
