@@ -555,8 +555,9 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model_of(pipeline: object) -> type[RunSpec] | None:
-    known = isinstance(pipeline, str) and pipeline in lookup.PIPELINE_SPECS
-    model: type[RunSpec] | None = lookup.PIPELINE_SPECS.resolve(pipeline) if known else None
+    if not isinstance(pipeline, str) or pipeline not in lookup.PIPELINE_SPECS:
+        return None
+    model: type[RunSpec] = lookup.PIPELINE_SPECS.resolve(pipeline)
     return model
 
 
@@ -716,12 +717,14 @@ def _wandb_in_its_section(settings: Mapping[str, Any]) -> Mapping[str, Any]:
             raise ConfigError(
                 f"trackers.{name} has settings, but only wandb accepts settings", f"write trackers=[{','.join(given)}]"
             )
-    for name in wandb if isinstance(section, Mapping) else ():
-        if name in section and section[name] != wandb[name]:
+    settings = {**settings, "trackers": {name: chosen is not False for name, chosen in trackers.items()}}
+    if not wandb or not isinstance(section, Mapping | None):
+        return settings
+    in_section = section or {}
+    for name in wandb:
+        if name in in_section and in_section[name] != wandb[name]:
             raise _set_twice(f"trackers.wandb.{name}", f"wandb.{name}", f"wandb.{name}")
-    enabled = {name: chosen is not False for name, chosen in trackers.items()}
-    joined = {"wandb": {**(section or {}), **wandb}} if wandb and isinstance(section, Mapping | None) else {}
-    return {**settings, "trackers": enabled, **joined}
+    return {**settings, "wandb": {**in_section, **wandb}}
 
 
 Checks = Callable[[RunSpec], Iterable[Callable[[], object]]]
