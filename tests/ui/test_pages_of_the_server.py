@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,15 @@ def test_a_removed_run_leaves_the_table_and_its_page_says_so(pages, made_store):
     assert version >= 1
     status, _, html = pages.get("/runs/gone-20260101T000000Z-0000")
     assert status == 404 and "unknown run" in html and "<script" not in html.replace('<script type="application', "")
+
+
+def test_the_updates_of_a_running_run_end_when_its_folder_is_removed(server, store, experiment, tmp_path):
+    started = experiment(600, "removed")
+    threading.Timer(3, shutil.move, (store / started.run_id, tmp_path / "elsewhere")).start()
+    status, _, text = server.get(f"/api/runs/{started.run_id}/events")
+    assert status == 200 and text.rstrip().endswith('event: ended\ndata: {"status": "unreadable"}')
+    assert server.get(f"/runs/{started.run_id}")[0] == 404
+    assert not any("Traceback" in line for line in server.errors)
 
 
 def test_a_long_run_is_read_by_a_process_that_ends_with_the_same_result(store):

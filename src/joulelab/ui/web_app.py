@@ -202,7 +202,11 @@ class Server:
             waited = False
             while not self._stopping():
                 feed = self._feed(folder)
-                live, number, report = await run_in_threadpool(feed.poll)
+                try:
+                    live, number, report = await run_in_threadpool(feed.poll)
+                except (JoulelabError, OSError):  # it was removed; the page loads again and states the problem
+                    yield _event("ended", json.dumps({"status": "unreadable"}))
+                    return
                 if live.over or (waited and live.status != "queued"):
                     yield _event("ended", json.dumps({"status": live.status}))
                     return
