@@ -16,6 +16,7 @@ import pytest
 from joulelab.data import hub
 from joulelab.data.labeled_text import LabeledText, load, rows_by_split, split
 from joulelab.data.splits import text_id
+from joulelab.data.text import ColumnChoice, open_documents, open_parts
 from joulelab.data.tokenized_text import TokenizedSet, limited_parts, load_reviews, open_set, save_parts, write
 from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, NotFoundError
 
@@ -118,13 +119,43 @@ def test_missing_columns_are_named_with_those_found_and_those_expected(tmp_path:
         ("text,label\n", "has no classes in 0 rows"),
         ("text,label\na,1,2,3\n", "cannot be read"),
         ("", "is empty"),
-        ("text;label\na;1\n", "single column 'text;label': its values seem to be separated by ';'"),
-        ("text\tlabel\na, b\t1\n", "its values seem to be separated by tabs"),
+        ("text|label\na|1\n", r"single column 'text\|label': its values seem to be separated by '\|'"),
+        ("a, b;1\nc, d;0\n", "its columns may be separated by commas or semicolons"),
+        ("text;label\ta\nb;1\tc\n", "its columns may be separated by semicolons or tabs"),
     ],
 )
 def test_a_file_we_cannot_use_is_refused_with_the_reason(content: str, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load(csv(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "note"),
+    [
+        ("a.csv", 'text;label\n"a; b";1\nc, d;0\n', "a.csv is read with semicolons between its columns"),
+        ("a.csv", "\ufefftext\tlabel\na; b\t1\nc, d\t0\n", "a.csv is read with tabs between its columns"),
+        ("a.tsv", "text\tlabel\na; b\t1\nc, d\t0\n", None),
+        ("a.csv", 'text,label\na; b,1\n"c, d",0\n', None),
+        # the first line has a comma and a semicolon, and all rows have two columns with semicolons only
+        ("a.csv", 'label;text, original\n1;"a; b"\n0;c, d\n1;e\n', "a.csv is read with semicolons"),
+    ],
+    ids=["semicolons", "tabs", "tsv", "commas", "commas in a name"],
+)
+def test_columns_may_be_separated_by_commas_semicolons_or_tabs(name, content, note, tmp_path):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    choice = ColumnChoice(text="text, original" if "original" in content else None)
+    found = open_parts(str(tmp_path / name), "all", choice)
+    table = next(iter(found.parts.values())).read()
+    assert list(table.values[choice.text or "text"])[:2] == ["a; b", "c, d"]
+    assert list(table.values["label"])[:2] == [1, 0]
+    assert (note in found.notes[0]) if note else not found.notes
+
+
+def test_documents_of_a_file_with_semicolons_are_its_texts(tmp_path):
+    with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
+        file.write("id;text\n1;a, b\n2;c\n")
+    (tmp_path / "b.tsv").write_text("text\tid\nd, e\t1\n")
+    assert list(open_documents(str(tmp_path)).source.read("train")) == ["a, b", "c", "d, e"]
 
 
 @pytest.mark.parametrize(

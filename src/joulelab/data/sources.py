@@ -30,7 +30,7 @@ from joulelab.runs.spec import user_path
 from joulelab.units import size_text
 
 SAMPLE_PREFIX = "sample:"
-_DATA_SUFFIXES = (".csv", ".jsonl", ".parquet", ".json", ".txt", ".gz")
+_DATA_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".json", ".txt", ".gz")
 _EXPECTED = "write sample:NAME (see `joulelab samples list`), a path, or a hub id: org/name or org/name@revision"
 _WORD = r"\w[\w.-]*"
 _HUB_ID = re.compile(rf"((?P<repo>{_WORD}/{_WORD})(:(?P<config>{_WORD}))?|{_WORD})(@(?P<revision>\w[\w./-]*))?")

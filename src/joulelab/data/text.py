@@ -6,6 +6,7 @@ Tables are read in batches and documents one after another, so their total size 
 from __future__ import annotations
 
 import codecs
+import csv
 import errno
 import gzip
 import io
@@ -43,6 +44,7 @@ def check_source(source: str, subset: str) -> sources.Source:
     return found
 
 
+CSV_SUFFIXES = (".csv", ".tsv")
 UTF8 = "utf-8-sig"  # some editors write a byte order mark
 TEXT_COLUMNS = ("text", "content", "review", "sentence")
 LABEL_COLUMNS = ("label", "labels", "polarity", "sentiment")
@@ -54,6 +56,8 @@ UNSPLIT = "all"
 _SAVED = ("dataset_dict.json", "dataset_info.json")  # written by `datasets` with save_to_disk
 # A row must fit into one block; the reader has up to nine blocks in memory.
 _CSV_BLOCK_BYTES = 16 * 2**20
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+_DETECTION_BYTES = 2**16  # of a CSV file that are read to find its separator
 _FEW_VALUES = 50  # a column with at most this many different values may hold labels
 
 
@@ -311,23 +315,28 @@ def _split_column(table: Table, choice: ColumnChoice, source: str) -> tuple[str 
     return name if words or choice.split is not None else None, list(words)
 
 
-def file_columns(path: Path, choice: ColumnChoice) -> tuple[Columns, tuple[str, ...]]:
-    """All rows of a file, and what was assumed about a CSV file without column names."""
-    table, notes = open_file(path, choice)
-    return table.read(), notes
-
-
 def open_file(path: Path, choice: ColumnChoice) -> tuple[Table, tuple[str, ...]]:
-    """The table of a file, and what was assumed about a CSV file without column names."""
-    if path.suffix.lower() != ".csv":
+    """The table of a file, and what was assumed about a CSV file: its separator, if it is no comma, and its columns, if
+    they have no names."""
+    if path.suffix.lower() not in CSV_SUFFIXES:
         return _open_table(path), ()
+    table = _open_table(path, choice.header is not False)
+    notes = _separator_note(path)
     if choice.header is not None:
-        return _open_table(path, choice.header), ()
-    table = _open_table(path)
+        return table, notes
     known = column(table.header, TEXT_COLUMNS) or (choice.text and column(table.header, (str(choice.text).casefold(),)))
     if known or not _first_row_is_data(table.head()):
-        return table, ()
-    return _named_by_content(_open_table(path, header=False), choice, path)
+        return table, notes
+    named, assumed = _named_by_content(_open_table(path, header=False), choice, path)
+    return named, (*notes, *assumed)
+
+
+def _separator_note(path: Path) -> tuple[str, ...]:
+    with _readable(path):
+        separator = _separator(path)
+    if separator == "," or _kind(path) == ".tsv":
+        return ()
+    return (f"{path.name} is read with {_SEPARATORS[separator]} between its columns",)
 
 
 def _first_row_is_data(columns: Columns) -> bool:
@@ -358,7 +367,9 @@ def _named_by_content(table: Table, choice: ColumnChoice, path: Path) -> tuple[T
     also = ""
     if renamed and names == [label, "2", text]:  # label, title and text: Amazon's and Yelp's files as published
         renamed["2"], also = TITLE_COLUMN, ", column 2 as its title"
-    note = f"{path.name} {NO_COLUMN_NAMES}: column {text} is read as the text{also}, column {label} as the label"
+    if choice.labeled:
+        also += f", column {label} as the label"
+    note = f"{path.name} {NO_COLUMN_NAMES}: column {text} is read as the text{also}"
     return _renamed(table, renamed), (note,)
 
 
@@ -438,7 +449,7 @@ def unreadable(path: Path, error: Exception) -> ConfigError:
     # A plain ValueError describes a row that was read: what it has and what was expected.
     hint = "correct that row" if type(error) is ValueError else "check that the file is complete"
     if "Expected" in str(error) and "columns" in str(error):
-        hint = "correct that row; a text with commas or line breaks needs quotes"
+        hint = "correct that row; a text with separators or line breaks needs quotes"
     return ConfigError(f"{path.absolute()} cannot be read: {error}", hint)
 
 
@@ -458,7 +469,7 @@ def _recognized_content(path: Path) -> ConfigError | None:
             f"{path.absolute()} is UTF-16 text; expected UTF-8",
             f"convert it: iconv -f utf-16 -t utf-8 {path.name} > utf8-{path.name}",
         )
-    if b"\0" in start and path.suffix.lower() in (".csv", ".jsonl", ".json", ".txt"):
+    if b"\0" in start and path.suffix.lower() in (*CSV_SUFFIXES, ".jsonl", ".json", ".txt"):
         return ConfigError(f"{path.absolute()} is not text: it has null bytes", "expected UTF-8 text")
     return None
 
@@ -491,21 +502,44 @@ def _whole_characters(value: Any) -> Any:
     return value
 
 
-_OTHER_SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}
-
-
-def _require_commas(path: Path) -> None:
-    """Refuse column names that are separated by other characters, unless these are inside quotes."""
-    with path.open("rb") as file:
-        first = file.readline(10_000).decode(UTF8, errors="replace").strip()
+def _separator(path: Path) -> str:
+    """What separates the columns of a CSV file: in a .tsv file a tab, else what the first line has outside quotes. If
+    that has several, the one with which all first rows have equally many columns."""
+    if _kind(path) == ".tsv":
+        return "\t"
+    with _opened(path) as file:
+        start = file.read(_DETECTION_BYTES + 1).decode(UTF8, errors="replace")
+    first = start.partition("\n")[0].strip("\r")
     outside_quotes = re.sub('"[^"]*"', "", first)
-    separator = next((one for one in _OTHER_SEPARATORS if one in outside_quotes), None)
-    if separator is not None and "," not in outside_quotes and "\0" not in first:  # UTF-16 is refused as such
+    found = [one for one in _SEPARATORS if one in outside_quotes]
+    if not found and "|" in outside_quotes and "\0" not in first:  # UTF-16 is refused as such
         raise ConfigError(
-            f"{path.absolute()} has the single column {first[:200]!r}: its values seem to be separated by "
-            f"{_OTHER_SEPARATORS[separator]}",
-            "write it with commas (a spreadsheet can export that)",
+            f"{path.absolute()} has the single column {first[:200]!r}: its values seem to be separated by '|'",
+            "separate them with commas, semicolons or tabs",
         )
+    fitting = found if len(found) < 2 else [one for one in found if _has_even_rows(start, one)]
+    if len(fitting) > 1 or (found and not fitting and "," not in found):
+        listed = " or ".join(_SEPARATORS[one] for one in found)
+        raise ConfigError(
+            f"{path.absolute()}: its columns may be separated by {listed}",
+            "put values that contain one of them into quotes, or write a .tsv file, with tabs",
+        )
+    return fitting[0] if fitting else ","
+
+
+def _has_even_rows(start: str, separator: str) -> bool:
+    rows = csv.reader(io.StringIO(start, newline=""), delimiter=separator)
+    try:
+        lengths = [len(row) for row in rows if row]
+    except csv.Error:
+        return False
+    return len(set(lengths[:-1] if len(start) > _DETECTION_BYTES else lengths)) == 1  # the last row may be incomplete
+
+
+def _csv_parsing(path: Path) -> Any:
+    import pyarrow.csv
+
+    return pyarrow.csv.ParseOptions(delimiter=_separator(path), newlines_in_values=True)
 
 
 def _open_csv(path: Path, header: bool = True) -> Table:
@@ -513,9 +547,7 @@ def _open_csv(path: Path, header: bool = True) -> Table:
     import pyarrow as pa
     import pyarrow.csv
 
-    if header:
-        _require_commas(path)
-    parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    parsing = _csv_parsing(path)
     reading = pyarrow.csv.ReadOptions(autogenerate_column_names=not header, block_size=_CSV_BLOCK_BYTES)
 
     def opened(columns: Sequence[str] | None = None) -> Any:
@@ -576,6 +608,7 @@ def _open_json(path: Path) -> Table:
 _ROWS_PER_BATCH = 4096
 _OPENERS: dict[str, Callable[[Path], Table]] = {
     ".csv": _open_csv,
+    ".tsv": _open_csv,
     ".jsonl": _open_json,
     ".json": _open_json,
     ".parquet": _open_parquet,
@@ -721,7 +754,7 @@ def _stream_csv(path: Path, chosen: str | int | None = None) -> Iterator[str]:
     import pyarrow as pa
     import pyarrow.csv
 
-    parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    parsing = _csv_parsing(path)
     reading = pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
     with _opened(path) as file:
         header = pyarrow.csv.open_csv(file, read_options=reading, parse_options=parsing).schema.names
@@ -749,6 +782,7 @@ _STREAMS: Mapping[str, Callable[[Path, str | int | None], Iterator[str]]] = {
     ".jsonl": _stream_json,
     ".json": _stream_json,
     ".csv": _stream_csv,
+    ".tsv": _stream_csv,
     ".parquet": _stream_parquet,
 }
 

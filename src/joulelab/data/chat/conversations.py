@@ -15,15 +15,16 @@ from joulelab.data import labeled_text, sources
 from joulelab.data.splits import SPLITS, USUAL_SHARES, HashShares, SplitName, split_of, text_id
 from joulelab.data.text import (
     BY_NAME,
+    CSV_SUFFIXES,
     TEXT_COLUMNS,
     ColumnChoice,
     Columns,
     check_source,
     chosen_column,
-    file_columns,
     files_by_split,
     is_saved_dataset,
     json_rows,
+    open_file,
     read_files,
     unreadable,
 )
@@ -636,8 +637,8 @@ def _file_records(file: Path, choice: ColumnChoice = BY_NAME) -> Iterator[dict[s
     import pyarrow as pa
 
     kind = file.name.lower().removesuffix(".gz")
-    if file.suffix.lower() == ".csv":
-        columns, _ = file_columns(file, choice)
+    if file.suffix.lower() in CSV_SUFFIXES:
+        columns = open_file(file, choice)[0].read()
         yield from (dict(zip(columns.values, row, strict=True)) for row in zip(*columns.values.values(), strict=True))
         return
     if not kind.endswith((".json", ".jsonl", ".parquet")):
@@ -648,6 +649,15 @@ def _file_records(file: Path, choice: ColumnChoice = BY_NAME) -> Iterator[dict[s
     # Errors of Arrow, of JSON and of UTF-8 decoding are all ValueErrors.
     except (pa.ArrowException, ValueError, OSError) as error:
         raise unreadable(file, error) from error
+
+
+def file_notes(source: str, choice: ColumnChoice) -> list[str]:
+    """What is assumed about the CSV files of a local source."""
+    path = sources.parse(source).path
+    if path is None or is_saved_dataset(path):
+        return []
+    files = [file for files in files_by_split(path).values() for file in files if file.suffix.lower() in CSV_SUFFIXES]
+    return [note for file in files for note in open_file(file, choice)[1]]
 
 
 def _objects(rows: Iterable[Any]) -> Iterator[dict[str, Any]]:

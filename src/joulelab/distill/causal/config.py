@@ -446,7 +446,11 @@ class CausalData(OwnSplits):
     def check(self) -> None:
         choice = ColumnChoice(text=self.text_column, header=self.header, labeled=False)
         limits = {split: self.limit(split) for split in ("train", "test")}
-        check_rows(self.source, self.subset, self.files, choice, self.only_correct, limits, self.shares)
+        check_rows(self.source, self.subset, self.files, self.columns, self.only_correct, limits, self.shares)
+
+    @property
+    def columns(self) -> ColumnChoice:
+        return ColumnChoice(text=self.text_column, header=self.header, labeled=False)
 
     @property
     def shares(self) -> HashShares:

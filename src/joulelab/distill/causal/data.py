@@ -12,6 +12,7 @@ from joulelab.data.chat.conversations import (
     PreferenceConversation,
     PreferenceText,
     Row,
+    file_notes,
     has_parts,
     in_split,
     own_splits,
@@ -132,7 +133,7 @@ def _own_splits(data: CausalData) -> set[str]:
 def _report_splits(context: CausalContext, data: Artifact, own: set[str]) -> None:
     settings, path = context.spec.data, data.folder / _SPLITS
     duplicates = read_json(path)["duplicates"] if path.exists() else 0
-    notes = []
+    notes = [note for place in settings.inputs().values() for note in file_notes(place, settings.columns)]
     if TEST not in own:
         where = settings.files.get(TRAIN, settings.source)
         notes.append(f"{where} has no test split: about a fifth is held out by the hash of each text or question")

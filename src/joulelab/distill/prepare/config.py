@@ -22,7 +22,7 @@ from joulelab.data.tokenize import Family
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.runs.spec import RunSpec, user_path
 
-_TABLES = (".jsonl", ".json", ".csv", ".parquet", ".gz")
+_TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz")
 
 
 class PrepareSpec(RunSpec):
