@@ -15,7 +15,7 @@ import pytest
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
-from joulelab.meter.recorder import Recorder, ended_recorders_s, trace_lines
+from joulelab.meter.recorder import Recorder, ended_recorders_s, local_lock, trace_lines
 from joulelab.meter.sampling import SensorReader
 from joulelab.meter.sensors.processes import is_recorder
 from joulelab.meter.series import load_trace
@@ -362,3 +362,37 @@ def test_a_reading_that_fails_because_the_program_died_is_no_gap():
         recorder = SimpleNamespace(_job=SimpleNamespace(pid=program), _append=written.extend)
         Recorder._take(recorder, [SensorReader("cores", OfProcesses).read()])
         assert [line["kind"] for line in written] == kinds
+
+
+WITHOUT_LOCKS = """
+import errno, fcntl, os
+
+lock = fcntl.flock
+
+
+def flock(descriptor, operation):
+    if os.readlink(f"/proc/self/fd/{descriptor}").endswith("trace.lock"):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+    lock(descriptor, operation)
+
+
+fcntl.flock = flock
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of open files are read from /proc")
+def test_on_a_file_system_without_locks_one_of_two_recorders_records(tmp_path, monkeypatch, rapl_tree):
+    """Lustre mounted without `flock` answers ENOSYS."""
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_LOCKS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    trace = tmp_path / "trace.jsonl"
+    meters = [
+        Meter(trace, tmp_path / f"events.{rank}.jsonl", EnergyConfig(rapl_root=str(rapl_tree))) for rank in (0, 1)
+    ]
+    for meter in meters:
+        meter.start()
+    for meter in meters:
+        meter.stop()
+    kinds = [line["kind"] for line in read_lines(trace)]
+    assert kinds.count("header") == kinds.count("end") >= 1 and kinds[:2].count("header") == 1
+    local_lock(trace).unlink()

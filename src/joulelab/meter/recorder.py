@@ -12,11 +12,13 @@ dead recorder cannot keep it, and the next takes over within `STANDBY_S`.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import select
 import signal
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -117,9 +119,11 @@ class Recorder:
     def _serve_if_elected(self) -> None:
         if self._trace is not None:
             return
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if (elected := try_lock(self._lock)) is None:
+            os.close(self._lock)
+            self._lock = os.open(local_lock(Path(self._job.trace)), os.O_RDWR | os.O_CREAT, 0o644)
+            elected = try_lock(self._lock)
+        if elected is False:
             return
         self._trace = open_trace(Path(self._job.trace))
         self._open_page()
@@ -315,6 +319,23 @@ def trace_lines(reading: Reading) -> list[Line]:
     if stamped and not reading.failed and reading.late_s > interval_s:
         stamped[0]["late_s"] = round(reading.late_s, 3)
     return stamped
+
+
+def try_lock(descriptor: int) -> bool | None:
+    """Whether this process has the lock on a file now; None where the file system has no locks, as some Lustre."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def local_lock(trace: Path) -> Path:
+    """Where the recorders of a trace are elected if its file system has no locks: all of them are on this machine."""
+    name = hashlib.sha256(str(trace.resolve()).encode()).hexdigest()[:24]
+    return Path(tempfile.gettempdir()) / f"joulelab-{name}.lock"
 
 
 def note_ended(trace: Path, program: int, cpu_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import re
@@ -19,7 +18,7 @@ from pydantic import ValidationError
 from joulelab import lookup
 from joulelab.errors import CorruptedFile, JoulelabError, NotFoundError, UsageError
 from joulelab.meter.figures import COVERED, EnergyFigure, ErrorComponent
-from joulelab.meter.recorder import ENDED_SUFFIX, REQUESTS_SUFFIX
+from joulelab.meter.recorder import ENDED_SUFFIX, REQUESTS_SUFFIX, local_lock, try_lock
 from joulelab.meter.trace import SUFFIX, copy_to_parquet, read_lines
 from joulelab.runs.artifacts import ELSEWHERE, RECORDED_FIELDS, Ancestor, Bill
 from joulelab.runs.assemble import assemble
@@ -340,6 +339,7 @@ def _compact(path: Path, ended: bool) -> Compaction:
             path.unlink()
         for leftover in (".lock", ".wishes", REQUESTS_SUFFIX, ENDED_SUFFIX):
             path.with_suffix(leftover).unlink(missing_ok=True)
+        local_lock(path).unlink(missing_ok=True)
     return Compaction() if copy is None else Compaction(1, before, copy.stat().st_size)
 
 
@@ -353,16 +353,13 @@ def _is_closed(path: Path) -> bool:
 @contextmanager
 def _recorder_lock(path: Path) -> Iterator[bool]:
     """Hold the lock of this trace's recorder, if there is one; False if a recorder holds it."""
-    lock = path.with_suffix(".lock")
-    if not lock.exists():
+    lock = next((file for file in (local_lock(path), path.with_suffix(".lock")) if file.exists()), None)
+    if lock is None:
         yield True
         return
     descriptor = os.open(lock, os.O_RDWR)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
+        yield try_lock(descriptor) is not False
     finally:
         os.close(descriptor)
 
