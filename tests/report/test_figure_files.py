@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,8 @@ from typer.testing import CliRunner
 from joulelab.cli.main import app
 from joulelab.errors import UsageError
 from joulelab.report.compare.method_rows import select
-from joulelab.report.page import figure_names, selection_page
-from joulelab.report.tables.grid import make_grid, to_latex
+from joulelab.report.page import TEMPLATES, figure_names, selection_page
+from joulelab.report.tables.grid import LATEX, make_grid, to_latex
 
 
 def test_figures_and_tables_are_written_next_to_the_page(made, tmp_path: Path, monkeypatch) -> None:
@@ -46,6 +48,15 @@ def test_latex_keeps_special_characters_inside_its_cells() -> None:
     grid = make_grid("t", "a_b|x>", [["50 % & {more}", "1 ± 2"], ["<0.1", ">"]])
     assert r"50 \% \& \{more\} & 1 $\pm$ 2 \\" in to_latex(grid) and r"a\_b & x \\" in to_latex(grid)
     assert r"$<$0.1 & $>$ \\" in to_latex(grid)
+    bound = to_latex(make_grid("t", "a|x>", [["[0.9, 0.95]", "≥ 512 J"]]))
+    assert "\n{}[0.9, 0.95] & $\\geq$ 512 J" in bound, "a bracket after a line end would be an argument of it"
+
+
+def test_the_page_writes_special_characters_in_latex_as_the_command_does() -> None:
+    script = (TEMPLATES / "tables.js").read_text(encoding="utf-8")
+    table = script[script.index("const named = {") : script.index("};")]
+    pairs = re.findall(r'("(?:[^"\\]|\\.)*"): ("(?:[^"\\]|\\.)*")', table)
+    assert {json.loads(mark): json.loads(text) for mark, text in pairs} == LATEX
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,8 @@ def render_text(renderable: RenderableType, width: int = 100) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
 
 
-_LATEX = {
+# The page's script (tables.js) has the same table.
+LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -189,6 +190,7 @@ _LATEX = {
     "→": r"$\to$",
     "µ": r"$\mu$",
     "✓": r"\checkmark{}",
+    "≥": r"$\geq$",
     "<": "$<$",  # in OT1, LaTeX's default encoding, a plain < prints another character
     ">": "$>$",
 }
@@ -205,11 +207,13 @@ def to_latex(grid: Grid) -> str:
 
 
 def _line(cells: tuple[str, ...] | list[str]) -> str:
-    return " & ".join(latex_text(cell) for cell in cells) + r" \\"
+    text = " & ".join(latex_text(cell) for cell in cells)
+    # after the \\ of the line before, a bracket would begin the argument of that command
+    return ("{}" if text.startswith("[") else "") + text + r" \\"
 
 
 def latex_text(text: str) -> str:
-    return re.sub(r"[\\~^±→µ✓<>&%$#_{}]", lambda found: _LATEX.get(found[0], f"\\{found[0]}"), _one_line(text))
+    return re.sub(r"[\\~^±→µ✓≥<>&%$#_{}]", lambda found: LATEX.get(found[0], f"\\{found[0]}"), _one_line(text))
 
 
 def _one_line(text: str) -> str:

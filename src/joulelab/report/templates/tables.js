@@ -19,9 +19,9 @@
 
   function latex(lines) {
     const named = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",
-      "±": "$\\pm$", "→": "$\\to$", "µ": "$\\mu$", "✓": "\\checkmark{}" };
-    const text = (cell) => cell.replace(/[\\~^±→µ✓]|[&%$#_{}]/g, (mark) => named[mark] || "\\" + mark);
-    const line = (cells) => cells.map(text).join(" & ") + " \\\\";
+      "±": "$\\pm$", "→": "$\\to$", "µ": "$\\mu$", "✓": "\\checkmark{}", "≥": "$\\geq$", "<": "$<$", ">": "$>$" };
+    const text = (cell) => cell.replace(/[\\~^±→µ✓≥<>&%$#_{}]/g, (mark) => named[mark] || "\\" + mark);
+    const line = (cells) => cells.map(text).join(" & ").replace(/^\[/, "{}[") + " \\\\";
     const columns = "l" + "r".repeat(lines[0].length - 1);
     return ["\\begin{tabular}{" + columns + "}", "\\toprule", line(lines[0]), "\\midrule",
       ...lines.slice(1).map(line), "\\bottomrule", "\\end{tabular}"].join("\n") + "\n";
