@@ -14,8 +14,10 @@ from joulelab.report.compare.scopes import (
     datasets,
     method_energies,
     page_views,
+    pue_choices,
     ratio_text,
     scope_choices,
+    stated_pue,
 )
 from joulelab.report.page import TEMPLATES
 from joulelab.report.wording import ratio
@@ -68,6 +70,17 @@ def test_views_have_every_state_of_the_controls_and_no_other_scope(comparison, m
     other = compare(made.group_of(estimated), estimated, tmp_path)
     assert [one["scope"] for one in scope_choices(other) if one["why_not"]] == ["gpu", "all"]
     assert set(page_views(other, all_energies(other))["by_scope"]) == {"policy"}
+
+
+def test_a_pue_of_many_digits_is_a_choice_of_the_page_under_the_name_that_its_script_looks_up(made, tmp_path) -> None:
+    records = [
+        record.model_copy(update={"totals": record.totals.model_copy(update={"pue": 1.12345678})})
+        for record in made.demo_records(True)
+    ]
+    comparison = compare(made.group_of(records), records, tmp_path)
+    names = {json.dumps(pue).removesuffix(".0") for pue in pue_choices(comparison)}
+    assert json.dumps(stated_pue(records)) in names
+    assert names == set(page_views(comparison, all_energies(comparison))["by_pue"])
 
 
 def test_all_components_can_be_chosen_only_if_a_cpu_or_memory_was_measured(comparison, made, tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def pue_choices(comparison: Comparison) -> list[float]:
 
 
 def stated_pue(records: Sequence[RunRecord]) -> float | None:
-    """The PUE of the building, if all runs that state one agree on it."""
-    stated = {record.totals.pue for record in records if record.totals and record.totals.pue}
+    """The PUE of the building, if all runs that state one agree on it; with six digits, as the page writes numbers."""
+    stated = {_short(record.totals.pue) for record in records if record.totals and record.totals.pue}
     return stated.pop() if len(stated) == 1 else None
 
 
