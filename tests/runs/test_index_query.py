@@ -127,3 +127,14 @@ def test_an_endless_query_is_stopped(store):
     with pytest.raises(UsageError, match=r"stopped after 0\.5 s"):
         run_query(store, endless, TOLD, limit_s=0.5)
     assert time.monotonic() - begin < 20
+
+
+def test_samples_of_a_run_outside_the_store_are_read_too(folder, store, tmp_path):
+    """`--run-dir` makes a link in the store."""
+    outside = tmp_path / "elsewhere" / folder.name
+    outside.parent.mkdir()
+    folder.rename(outside)
+    folder.symlink_to(outside, target_is_directory=True)
+    assert run_query(store, "select distinct run_id from samples", TOLD).rows == [(folder.name,)]
+    with pytest.raises(UsageError):
+        run_query(store, f"select * from read_csv('{tmp_path}/elsewhere/*')", TOLD)

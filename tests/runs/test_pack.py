@@ -16,7 +16,7 @@ import yaml
 from joulelab.cli.archive import unpack as unpack_verb
 from joulelab.errors import InvalidMeasurement, JoulelabError, NotFoundError, StorageFailed, UsageError
 from joulelab.runs import pack as unpacking
-from joulelab.runs.groups import GroupRecord, Member
+from joulelab.runs.groups import GroupRecord, Member, run_folders_of
 from joulelab.runs.lock import holding
 from joulelab.runs.pack import SUMS, TOP, pack, require_archive_name, unpack
 from joulelab.runs.paths import RunPaths, read_json, write_json
@@ -219,6 +219,22 @@ def test_mistakes_are_answered(folder, tmp_path):
     changed(folder, lambda record: record.update(status="running"))
     with holding(folder), pytest.raises(UsageError, match="still running"):
         pack([folder], [], tmp_path / "y.zip")
+
+
+def test_two_runs_of_the_same_name_are_not_packed_into_one_archive(folder, tmp_path):
+    other = tmp_path / "elsewhere" / folder.name
+    shutil.copytree(folder, other)
+    with pytest.raises(UsageError, match="have the same name"):
+        pack([folder, other], [], tmp_path / "both.zip")
+    assert not (tmp_path / "both.zip").exists()
+
+
+def test_a_run_that_is_named_twice_counts_once(folder, store, tmp_path):
+    """`--run-dir` makes a link in the store."""
+    outside = tmp_path / "elsewhere"
+    folder.rename(outside)
+    folder.symlink_to(outside, target_is_directory=True)
+    assert run_folders_of(store, [folder.name, str(outside), "*"]) == [folder]
 
 
 def test_a_full_disk_is_no_fault_of_the_archive(folder, tmp_path, monkeypatch):

@@ -304,17 +304,18 @@ def folders_named(store: Path, name: str) -> list[Path]:
 
 def run_folders_of(store: Path, names: Sequence[str]) -> list[Path]:
     """Every named run, directly or through its group, once, in the order of the names."""
-    runs: dict[Path, None] = {}
+    runs: dict[Path, Path] = {}  # by folder without links: a run outside the store (`--run-dir`) is a link in it
     for folder in (folder for name in names for folder in folders_named(store, name)):
         if not (folder / "group.json").exists():
-            runs[folder] = None
+            runs.setdefault(folder.resolve(), folder)
             continue
         members = [GroupPaths(folder).store / member.run_id for member in load_group(folder).members if member.run_id]
         started = [member for member in members if (member / "run.json").exists()]
         if not started:
             raise UsageError(f"no run of group {folder.name} is in the store", "name a run")
-        runs |= dict.fromkeys(started)
-    return list(runs)
+        for member in started:
+            runs.setdefault(member.resolve(), member)
+    return list(runs.values())
 
 
 def group_folders_of(store: Path, names: Sequence[str]) -> list[Path]:

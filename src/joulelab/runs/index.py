@@ -603,6 +603,9 @@ def _text(value: str) -> str:
 
 
 def _lock(connection: Any, store: Path) -> None:
-    connection.execute(f"set allowed_directories = [{_text(str(store.absolute()))}]")
+    # DuckDB compares paths without their links; a run of `--run-dir` is a link in the store.
+    outside = {folder.resolve() for folder in map(store.joinpath, run_files(store)) if folder.is_symlink()}
+    allowed = ", ".join(_text(str(folder)) for folder in (store.absolute(), *sorted(outside)))
+    connection.execute(f"set allowed_directories = [{allowed}]")
     connection.execute("set enable_external_access = false")
     connection.execute("set lock_configuration = true")

@@ -101,6 +101,7 @@ def pack(
     """Write the archive; it gets its final name only when it is complete. A secret is refused, or with `redact`
     replaced in the archive."""
     write = _writer(archive)
+    _require_distinct_names([*runs, *groups])
     redacted: dict[str, list[int]] = {}
     entries = [entry for folder in runs for entry in _run_entries(folder, artifacts, redacted)]
     entries += [entry for folder in groups for entry in _group_entries(folder, redacted)]
@@ -123,6 +124,16 @@ def pack(
         temporary.unlink(missing_ok=True)
     names = tuple(folder.name for folder in runs)
     return Packed(archive, names, len(entries), archive.stat().st_size, counts)
+
+
+def _require_distinct_names(folders: Sequence[Path]) -> None:
+    known: dict[str, Path] = {}
+    for folder in folders:
+        if (other := known.setdefault(folder.name, folder)) != folder:
+            raise UsageError(
+                f"{other} and {folder} have the same name, which is that of their folder in the archive",
+                "pack them into two archives",
+            )
 
 
 def _run_entries(folder: Path, artifacts: bool, redacted: dict[str, list[int]]) -> Iterator[Entry]:
