@@ -88,6 +88,20 @@ def test_the_record_states_which_rows_are_used_and_why_the_others_are_not(finish
         assert any(text.startswith("test: ") for text in notes)
 
 
+def test_a_row_that_is_not_trained_on_is_counted_once_and_not_as_a_used_one(lab, tmp_path):
+    without_answer, too_long = {"prompt": "w1", "response": None}, "w2 " * 50
+    rows = [{"prompt": f"w{n} " + too_long * (n % 3 == 0), "response": f"w{n}"} for n in range(60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [without_answer] * 5 + rows))
+    record, paths = lab.run(tmp_path, "sft", until="data", data={"source": str(tmp_path / "rows.jsonl")})
+    notes = {text.partition(":")[0]: text for text in (note.text for note in record.validity.notes)}
+    assert "5 no assistant answer" in notes["train"] and "no assistant answer" not in notes["test"]
+    for split in ("train", "test"):
+        stored = DocumentStore.open(paths.artifacts / "data" / split)
+        assert notes[split].startswith(f"{split}: {len(stored)} of ")
+        lost = stored.attributes["documents_without_trained_tokens"]
+        assert lost and f"{lost} have no token to train on before max_tokens=32" in notes[split]
+
+
 def test_self_distillation_names_its_real_teacher(finished):
     notes = {name: [note.text for note in record.validity.notes] for name, (record, _) in finished.items()}
     (named,) = [text for text in notes["self"] if text.startswith("the teacher of this run is its own SFT student")]

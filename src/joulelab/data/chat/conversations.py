@@ -431,12 +431,14 @@ def _split_rows(
         place, part = (named[split], None) if split in named else (source, split)
         rows = _read(place, subset if place == source else "all", only_correct, dropped, part, choice)
         return _some_of(rows, None, place, dropped)
-    rows = _read(whole, subset if whole == source else "all", only_correct, dropped, choice=choice)
+    # A row without an answer or a text has no hash: it is counted once, with the training rows.
+    unusable = dropped if split == "train" else Counter[str]()
+    rows = _read(whole, subset if whole == source else "all", only_correct, unusable, choice=choice)
     if split == "train" and "test" in held_out:
         return _some_of(rows, None, whole, dropped)
     if split == "train" and held_out:  # with validation rows given, only test rows are held out
         return _some_of((row for row in rows if split_of(row_id(row), shares) != "test"), None, whole, dropped)
-    return _some_of(rows, split, whole, dropped, shares)
+    return _some_of(rows, split, whole, dropped, shares, unusable)
 
 
 def own_splits(source: str) -> tuple[str, ...]:
@@ -523,8 +525,10 @@ def _some_of(
     source: str,
     dropped: Counter[str],
     shares: HashShares = USUAL_SHARES,
+    unusable: Counter[str] | None = None,
 ) -> Iterator[Row]:
-    """Rows of the split. If there is none, the error names the reason: no rows at all, or how they are split."""
+    """Rows of the split. If there is none, the error names the reason: no rows at all, or how they are split.
+    `unusable`: where reading counts rows that are no row of any split; None: in `dropped`."""
     different: set[str] = set()
     seen = taken = 0
 
@@ -544,7 +548,8 @@ def _some_of(
         taken += 1
         yield row
     if not seen:
-        why = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.items())
+        counts = dropped if unusable is None else unusable
+        why = ", ".join(f"{reason}: {count:,}" for reason, count in counts.items())
         raise ConfigError(
             f"{source} has no row to train on: " + (f"all were dropped ({why})" if why else "it is empty"),
             "a row needs an assistant answer or a text",

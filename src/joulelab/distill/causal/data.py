@@ -69,7 +69,8 @@ def _report_kept(context: CausalContext, data: Artifact) -> None:
     for name in names:
         attributes = context.documents(data, name).attributes
         tally, dropped = Counter(attributes.get("rows", {})), Counter(attributes.get("dropped", {}))
-        kept = tally["texts"] + tally["conversations"]
+        beyond = attributes.get("documents_without_trained_tokens", 0)
+        kept = tally["texts"] + tally["conversations"] - beyond
         others = {in_split(one) for one in SPLITS if one != name and one in names}
         not_used = {in_split(one) for one in SPLITS if one not in names}
         # The line of a held-out split does not count the rows of other splits.
@@ -78,11 +79,11 @@ def _report_kept(context: CausalContext, data: Artifact) -> None:
             f"{count:,} {why}{', which this pipeline does not use' if why in not_used else ''}"
             for why, count in counted.items()
         ]
-        if tally["cut at max_tokens"]:
-            reasons.append(
-                f"{tally['cut at max_tokens']:,} of those used are cut at max_tokens={attributes['max_tokens']}"
-            )
-        total = kept + sum(counted.values())
+        if beyond:
+            reasons.append(f"{beyond:,} have no token to train on before max_tokens={attributes['max_tokens']}")
+        if (cut := tally["cut at max_tokens"] - beyond) > 0:
+            reasons.append(f"{cut:,} of those used are cut at max_tokens={attributes['max_tokens']}")
+        total = kept + beyond + sum(counted.values())
         context.run.note(
             f"{name}: {kept:,} of {total:,} rows are used" + (f" ({'; '.join(reasons)})" if reasons else "")
         )
