@@ -29,6 +29,7 @@ from joulelab.cli.options import (
     note,
     options_in_errors,
     prerun_experiment,
+    read_override,
     read_phase,
     read_shard,
     requested_settings,
@@ -213,6 +214,7 @@ def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
 
     With `options.shard` a separate run does that shard of the teacher's work and ends.
     """
+    from joulelab.cli.sweep import sweep_in_hint
     from joulelab.runs.groups import check_group, create_group, is_group, label_of
     from joulelab.runs.spec import check, merge, parse_overrides, read_experiment, read_layers, refuse_unused
 
@@ -231,7 +233,9 @@ def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
         made = create_group(options.store, specs, name=group.name, about=group.about, baseline=group.baseline)
         run_group_folder(made.folder, options.as_json)
     else:
-        spec = check(merge(read_experiment(experiment), changes), lambda spec: _checks(spec, quick))
+        base, requested = read_experiment(experiment), [read_override(text) for text in overrides]
+        with sweep_in_hint(f"run {experiment}", base, requested):
+            spec = check(merge(base, changes), lambda spec: _checks(spec, quick))
         refuse_unused(changes, [spec])
         if options.shard is not None:
             from joulelab.distill.causal.config import shard_spec

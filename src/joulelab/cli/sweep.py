@@ -11,7 +11,8 @@ import ctypes
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -30,7 +31,7 @@ from joulelab.cli.options import (
     read_override,
     requested_settings,
 )
-from joulelab.errors import JoulelabError, UsageError
+from joulelab.errors import NOTHING_STARTED, ConfigError, JoulelabError, UsageError
 
 if TYPE_CHECKING:
     from joulelab.runs.context import StopRequest
@@ -87,10 +88,16 @@ def sweep(
 
 def sweep_members(words: Sequence[str], repeats: int) -> tuple[str, list[RunSpec]]:
     """Name of the model or experiment, and the checked specs of all runs."""
+    settings, requested = _read(words)
+    with options_in_errors(requested):
+        specs = _members(settings, requested, repeats)
+    return specs[0].name, specs
+
+
+def _members(settings: Mapping[str, Any], requested: Sequence[RequestedSetting], repeats: int) -> list[RunSpec]:
     from joulelab.runs.groups import sweep_specs
     from joulelab.runs.spec import merge, nest, overlay, refuse_unused
 
-    settings, requested = _read(words)
     axes: dict[str, list[Any]] = {}
     changes: dict[str, Any] = {}
     for setting in requested:
@@ -99,10 +106,26 @@ def sweep_members(words: Sequence[str], repeats: int) -> tuple[str, list[RunSpec
         if len(values) > 1:
             axes[setting.key] = values
         changes = overlay(changes, nest(setting.key, values[0]))
-    with options_in_errors(requested):
-        specs = sweep_specs(merge(settings, changes), axes, repeats)
-        refuse_unused(changes, specs)
-    return specs[0].name, specs
+    specs = sweep_specs(merge(settings, changes), axes, repeats)
+    refuse_unused(changes, specs)
+    return specs
+
+
+@contextmanager
+def sweep_in_hint(command: str, settings: Mapping[str, Any], requested: Sequence[RequestedSetting]) -> Iterator[None]:
+    """Where settings of `train` or `run` are wrong because they list several values, the hint names `sweep`, if it
+    accepts them."""
+    try:
+        yield
+    except UsageError as error:
+        try:
+            is_sweep = len(_members(settings, requested, repeats=1)) > 1
+        except UsageError:
+            is_sweep = False
+        if not is_sweep:
+            raise
+        hint = f"to run each of the values: joulelab sweep {command} ... with the same options; {NOTHING_STARTED}"
+        raise ConfigError(error.message, hint) from None
 
 
 def _read(words: Sequence[str]) -> tuple[dict[str, Any], list[RequestedSetting]]:

@@ -16,10 +16,13 @@ from joulelab.cli.options import (
     Require,
     RequireGrade,
     RunsDir,
-    checked_spec,
+    base_settings,
     complete_models,
+    merged,
+    options_in_errors,
     read_trackers,
     read_yaml,
+    requested_settings,
 )
 from joulelab.errors import UsageError
 
@@ -141,10 +144,14 @@ def train(
       torchrun --nproc-per-node 2 -m joulelab train gpt2 --trainer ddp --max_steps 100
     """
     from joulelab.cli.run import RunOptions, start_run
+    from joulelab.cli.sweep import sweep_in_hint
+    from joulelab.runs.spec import check
     from joulelab.runs.store import store_root
 
     params = with_model(context.params)
-    spec = checked_spec("train", "train", FLAGS, params, model=params["model"])
+    base, requested = base_settings("train", model=params["model"]), requested_settings("train", FLAGS, params)
+    with sweep_in_hint(f"train {params['model']}", base, requested), options_in_errors(requested):
+        spec = check(merged(base, requested))
     start_run(spec, RunOptions(store_root(runs_dir), as_json, dry_run))
 
 
