@@ -37,11 +37,16 @@ from joulelab.runs.record import StageRole
 from joulelab.runs.store import store_root, with_recorded_energy
 
 
-def input_bill(run: RunContext, name: str, source: str, kind: str, role: StageRole | None) -> Bill:
+def input_bill(
+    run: RunContext, name: str, source: str, kind: str, role: StageRole | None, server: str | None = None
+) -> Bill:
     """The bill of the model or data set `source`, recorded in the run's lineage under `name`.
 
-    `role` is what the run uses it as, whatever it was made as: see `with_use`.
+    `role` is what the run uses it as, whatever it was made as: see `with_use`. `server` has a model of this name, which
+    need not be on this machine.
     """
+    if server is not None and not sources.is_on_this_machine(source):
+        return run.record_input(name, with_use(external(source, kind, f"{server.rstrip('/')}#{source}"), role))
     place = sources.parse(source)
     bill = None
     if place.path is not None and place.kind != "sample":  # samples are pinned wheels, not made by a run

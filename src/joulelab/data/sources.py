@@ -79,6 +79,14 @@ def parse(name: str) -> Source:
     return Source("hub", text, None)
 
 
+def is_on_this_machine(name: str) -> bool:
+    """Whether a name is that of a file, a folder or a sample, and not only of a repository on the hub or nothing."""
+    try:
+        return parse(name).path is not None
+    except NotFoundError:
+        return False
+
+
 def refuse_missing_file(name: str) -> None:
     """Refuse a name of the form of a hub id whose folder is here, as in `folder/nope`: a mistyped path. Only for names
     that are not in the hub's cache: a folder of this machine may have the name of an organization."""

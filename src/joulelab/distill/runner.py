@@ -176,12 +176,12 @@ class Runner(Generic[SpecT]):
 
     # inputs and artifacts
 
-    def input_bill(self, name: str, source: str, kind: str, *, role: StageRole) -> Bill:
+    def input_bill(self, name: str, source: str, kind: str, *, role: StageRole, server: str | None = None) -> Bill:
         """The bill of a model or data set that the user named, recorded in the lineage as `name`.
 
-        `role` is what the run uses it as: `data`, `teacher` or `student`.
+        `role` is what the run uses it as: `data`, `teacher` or `student`. `server`: see `data.inputs.input_bill`.
         """
-        return data_inputs.input_bill(self.run, name, source, kind, role=role)
+        return data_inputs.input_bill(self.run, name, source, kind, role=role, server=server)
 
     def artifact(
         self,

@@ -11,7 +11,8 @@ from joulelab.cli.console import BarProgress, PlainProgress
 from joulelab.cli.options import budget_settings, parse_budget, script_settings
 from joulelab.distill.causal import quality, students
 from joulelab.distill.causal.config import DATA_SCRIPTS, data_script_settings
-from joulelab.errors import ConfigError, NotFoundError, UsageError
+from joulelab.distill.causal.recipe import model_checks
+from joulelab.errors import ConfigError, JoulelabError, NotFoundError, UsageError, refuse_all
 from joulelab.evaluate.harness import TaskFigure
 from joulelab.infer.generation.server import server_energy_gap
 from joulelab.meter.figures import EnergyFigure, missing
@@ -179,6 +180,49 @@ def test_the_energy_of_a_remote_server_is_reported_missing(lab, tmp_path, monkey
             tmp_path, "synthetic",
             **merge(settings, merge(ENERGY, {"budget": {"counts_teacher": True}})),
         )  # fmt: skip
+
+
+def refuse_before_run(spec):
+    spec.preflight()
+    refuse_all(model_checks(spec))
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "changes"), [("synthetic", {}), ("dpo", {"preferences": {"judge": {"kind": "rule"}}})]
+)
+def test_a_teacher_that_only_a_server_has_needs_no_file_here(lab, tmp_path, pipeline, changes):
+    from openai_server import serving
+
+    with serving(lab.teacher) as (address, _):
+        settings = {
+            "teacher": {"server": address, "model": "big-teacher:70b"},  # neither a path nor a name on the hub
+            "data": {"tokenizer": str(lab.teacher)},
+            "budget": {"tokens": 600},
+            "generation": {"prompts": 6},
+            **changes,
+        }
+        refuse_before_run(check(lab.settings(pipeline, **settings)))
+        record, _ = lab.run(tmp_path, pipeline, **settings)
+    assert record.status == "done", record.error
+    teacher = next(one for one in record.lineage if one.name == "big-teacher:70b")
+    assert teacher.energy["all"].energy_j is None
+    assert record.stage("teacher.evaluate") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "the student needs a tokenizer: name one with data.tokenizer"),
+        ({"data": {"tokenizer": "HERE"}, "quality": {"against_teacher": True}}, "big/teacher"),
+        ({"data": {"tokenizer": "HERE"}, "generation": {"min_score": 0.1}}, "big/teacher"),
+    ],
+)
+def test_what_needs_the_files_of_a_served_teacher_is_refused_before_it_runs(lab, changes, text):
+    changes = json.loads(json.dumps(changes).replace("HERE", str(lab.teacher)))
+    served = {"teacher": {"server": "http://127.0.0.1:9/v1", "model": "big/teacher"}}
+    with pytest.raises(JoulelabError) as refused:
+        refuse_before_run(check(lab.settings("synthetic", **served, **changes)))
+    assert text in f"{refused.value.message}; {refused.value.hint}"
 
 
 @pytest.mark.parametrize(("method", "seen"), [("counter", True), ("integrated", True), ("estimated", False)])

@@ -2,15 +2,16 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
-from tiny_llama import TEMPLATE, WORDS, conversation, make_model, make_tokenizer
+from tiny_llama import SPECIALS, TEMPLATE, WORDS, conversation, make_model, make_tokenizer
 from tiny_tokenizer import byte_level_tokenizer
 
-from joulelab.data.chat.encoding import DocumentList, EncodedDocument, pad_id_of
+from joulelab.data.chat.encoding import DocumentList, DocumentStore, EncodedDocument, pad_id_of
 from joulelab.data.chat.packing import pack
-from joulelab.distill.causal.cross_tokenizer import TokenizerPair, check_tokenizers
+from joulelab.distill.causal.cross_tokenizer import IN_TEACHERS_TOKENS, TokenizerPair, both_trained, check_tokenizers
 from joulelab.distill.causal.models import check_codec, check_models
 from joulelab.distill.logit_cache.cache_store import LogitCache
 from joulelab.errors import ConfigError
@@ -81,6 +82,90 @@ def test_on_policy_scores_the_students_text_in_the_teachers_tokens(lab, tokenize
     assert record.results["student.bits_per_byte"].value > 0
 
 
+@pytest.mark.parametrize("pipeline", ["synthetic", "dpo"])
+def test_completions_of_a_teacher_with_another_tokenizer_are_learned_as_text(lab, tokenizer, tmp_path, pipeline):
+    record, paths = lab.run(tmp_path, pipeline, **data(tokenizer, generation={"held_out": 0.3}))
+    assert record.status == "done", record.error
+    written = [json.loads(line) for line in (paths.artifacts / "answers" / "answers.jsonl").read_text().splitlines()]
+    texts = {answer["text"] for one in written for answer in one["answers"]}
+    words = {*WORDS, *SPECIALS}
+    assert texts and all(set(text.split()) <= words for text in texts)
+    student = load_tokenizer(str(tokenizer))
+    if pipeline == "synthetic":
+        store = DocumentStore.open(paths.artifacts / "synthetic" / "train")
+        documents = [store.document(number) for number in range(len(store))]
+        answers = {student.decode(one.ids[one.trained], skip_special_tokens=True) for one in documents}
+        assert answers <= texts
+        assert store.attributes["vocab_size"] == len(student)
+    else:
+        assert record.stage("teacher.judge").samples == len(written)
+    notes = [note.text for note in record.validity.notes]
+    assert any("are encoded in the student's tokens as text" in note for note in notes)
+    assert not any("approximate" in note for note in notes)
+    assert "alignment.token_share" not in record.results and "student.agreement" not in record.results
+    assert 0 < record.results["teacher.bits_per_byte"].value < record.results["student.bits_per_byte"].value
+
+
+def test_on_policy_mixes_completions_of_a_teacher_with_another_tokenizer(lab, tokenizer, tmp_path):
+    changes = data(
+        tokenizer,
+        budget={"tokens": 4000},
+        generation={"prompt_tokens": 40, "answer": {"max_new_tokens": 20}},
+        on_policy={"sync_every": 2, "student_share": 0.5, "other_data": "teacher"},
+    )
+    record, paths = lab.run(tmp_path, "on-policy", **changes)
+    assert record.status == "done", record.error
+    folder = paths.artifacts / "synthetic"
+    own, theirs = (DocumentStore.open(place / "train") for place in (folder, folder / IN_TEACHERS_TOKENS))
+    assert len(own) == len(theirs) > 0
+    student, teacher = load_tokenizer(str(tokenizer)), load_tokenizer(str(lab.teacher))
+    for number in range(len(own)):
+        one, other = own.document(number), theirs.document(number)
+        text = teacher.decode(other.ids[other.trained], skip_special_tokens=True)
+        answer = student.decode(one.ids[one.trained], skip_special_tokens=True)  # cut at data.max_tokens
+        assert text.startswith(answer) and (text == answer or len(one) == LONGER["max_tokens"])
+    assert 0 < record.results["alignment.token_share"].value <= 1
+
+
+def test_documents_keep_their_numbers_if_one_tokenizer_has_no_room_for_an_answer():
+    def document(trained):
+        return EncodedDocument.answered([1, 2], [3] * trained)
+
+    own, theirs = both_trained(map(document, (2, 0, 3, 1)), map(document, (1, 4, 0, 2)))
+    assert [one.trained_count for one in own] == [2, 1]
+    assert [one.trained_count for one in theirs] == [1, 2]
+
+
+def test_prompts_are_cut_in_the_tokens_of_the_model_that_continues_them(lab, tokenizer, tmp_path):
+    changes = data(tokenizer, until="generation", generation={"prompt_tokens": 16, "answer": {"n": 1}})
+    record, _ = lab.run(tmp_path / "fits", "synthetic", **changes)
+    assert record.status == "done", record.error  # 12 tokens of the teacher are more than twice as many of the student
+    with pytest.raises(ConfigError, match=r"no prompt of .* has 16 tokens or fewer"):
+        lab.run(tmp_path / "too long", "on-policy", **data(tokenizer, generation={"prompt_tokens": 16}))
+
+
+def test_prompts_that_the_teachers_chat_template_refuses_are_left_out(lab, tokenizer, tmp_path):
+    teacher = tmp_path / "teacher"
+    shutil.copytree(lab.teacher, teacher)
+    made = make_tokenizer()
+    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    made.chat_template = refusal + TEMPLATE
+    made.save_pretrained(teacher)
+    rows = [conversation(row) for row in range(60)]
+    with_system = [
+        [{"role": "system", "content": "w1"}, *row] if number % 3 == 0 else row for number, row in enumerate(rows)
+    ]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps({"messages": row}) + "\n" for row in with_system))
+    changes = data(tokenizer, until="generation", teacher={"model": str(teacher)}, generation={"prompts": 60})
+    changes["data"]["source"] = str(file)
+    record, paths = lab.run(tmp_path / "runs", "synthetic", **changes)
+    assert record.status == "done", record.error
+    assert any("refused by the chat template" in note.text for note in record.validity.notes)
+    written = (paths.artifacts / "answers" / "answers.jsonl").read_text().splitlines()
+    assert all(one["role"] != "system" for line in written for one in json.loads(line)["prompt"])
+
+
 @pytest.mark.slow
 def test_spans_of_completions_are_counted_once_over_a_resume(lab, tokenizer, tmp_path, monkeypatch):
     changes = data(
@@ -133,13 +218,11 @@ def test_the_log_names_the_loss_that_is_computed(lab, tokenizer, loss, name, exp
     ("pipeline", "changes", "text"),
     [
         ("kd", {}, "codec rs50 stores part of the teacher's distribution.*distill.teacher=live"),
-        ("synthetic", {}, "synthetic generates the teacher's answers"),
         (
             "kd",
             {"distill": {"teacher": "live"}, "student": {"size": "nano", "teacher_embeddings": True}},
             "embeddings.*set student.teacher_embeddings=false",
         ),
-        ("on-policy", {"on_policy": {"student_share": 0.5, "other_data": "teacher"}}, "on_policy.other_data=data"),
         ("on-policy", {"teacher": {"server": "http://localhost:1/v1"}, "answer_t": 1}, "remove teacher.server"),
     ],
 )

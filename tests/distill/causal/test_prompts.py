@@ -69,7 +69,7 @@ def prompts_one_by_one(tokenizer, rows, generation):
 def test_prompts_of_a_batch_of_rows_equal_those_of_one_row_at_a_time(monkeypatch, wanted, at_once, chain_of_thought):
     tokenizer = make_tokenizer()
     generation = Generation(prompts=wanted, prompt_tokens=40, chain_of_thought=chain_of_thought)
-    context = SimpleNamespace(tokenizer=tokenizer, spec=SimpleNamespace(generation=generation, data=None))
+    context = SimpleNamespace(prompt_tokenizer=tokenizer, spec=SimpleNamespace(generation=generation, data=None))
     monkeypatch.setattr(teacher, "_ROWS_AT_ONCE", at_once)
     monkeypatch.setattr(teacher, "_rows_with_prompts", lambda context, left_out: iter(MIXED_ROWS))
     found = teacher._find_prompts(context)
@@ -80,7 +80,7 @@ def test_prompts_of_a_batch_of_rows_equal_those_of_one_row_at_a_time(monkeypatch
 def test_a_prompt_does_not_end_in_a_part_of_a_character(monkeypatch):
     tokenizer = byte_level_tokenizer(["plain words"], vocab_size=260)  # a byte is a token
     generation = Generation(prompts=9, prompt_tokens=5)
-    context = SimpleNamespace(tokenizer=tokenizer, spec=SimpleNamespace(generation=generation, data=None))
+    context = SimpleNamespace(prompt_tokenizer=tokenizer, spec=SimpleNamespace(generation=generation, data=None))
     monkeypatch.setattr(
         teacher, "_rows_with_prompts", lambda context, left_out: iter(["a東京", "😀😀", "東", "abcdef"])
     )
@@ -95,7 +95,7 @@ def test_prompts_that_are_all_too_long_are_refused_with_the_length_of_the_shorte
     )
     tokenizer = make_tokenizer()
     with pytest.raises(ConfigError) as refused:
-        teacher._find_prompts(SimpleNamespace(tokenizer=tokenizer, spec=spec))
+        teacher._find_prompts(SimpleNamespace(prompt_tokenizer=tokenizer, spec=spec))
     length = len(encode_prompt(tokenizer, TURN[:1]))
     assert refused.value.message == (
         f"no prompt of chats.jsonl has 2 tokens or fewer; the shortest has {length}, its chat template included"
@@ -112,7 +112,7 @@ def test_no_row_is_read_after_the_one_that_completes_the_prompts(monkeypatch):
 
     monkeypatch.setattr(teacher, "_rows_with_prompts", rows)
     generation = Generation(prompts=3, prompt_tokens=8)
-    context = SimpleNamespace(tokenizer=make_tokenizer(), spec=SimpleNamespace(generation=generation))
+    context = SimpleNamespace(prompt_tokenizer=make_tokenizer(), spec=SimpleNamespace(generation=generation))
     assert len(teacher._find_prompts(context)) == 3 and read == ["w1", "w1", "w2", "w3"]
 
 
@@ -129,7 +129,7 @@ def test_texts_go_through_the_tokenizer_together(monkeypatch):
 
     monkeypatch.setattr(teacher, "_rows_with_prompts", lambda context, left_out: (f"w{n} w1" for n in range(25)))
     generation = Generation(prompts=20, prompt_tokens=8)
-    teacher._find_prompts(SimpleNamespace(tokenizer=Counting(), spec=SimpleNamespace(generation=generation)))
+    teacher._find_prompts(SimpleNamespace(prompt_tokenizer=Counting(), spec=SimpleNamespace(generation=generation)))
     assert calls == [20, 20], "first tokens, then prompts"
 
 

@@ -147,6 +147,17 @@ def test_a_shard_without_a_batch_loads_no_teacher(lab, tmp_path, monkeypatch):
     assert any("answers: shard 9/10 has no work" in text for text in lab.listening.messages)
 
 
+def test_a_shard_without_a_batch_starts_no_engine(lab, tmp_path, monkeypatch):
+    monkeypatch.setattr(teacher, "make_generator", None)
+    server = {"server": "http://localhost:9/v1"}
+    _, part = lab.run(tmp_path, "synthetic", until="generation", shard="9/10", teacher=server)
+    assert any("answers: shard 9/10 has no work" in text for text in lab.listening.messages)
+    monkeypatch.undo()
+    lab.run(tmp_path, "synthetic", until="generation", shard="0/10")
+    whole, paths = lab.run(tmp_path, "synthetic", until="generation")
+    assert whole.stage("teacher.generate").samples and not read_completions(part.artifacts / "answers-9-of-10" / ANSWERS)
+
+
 @pytest.mark.parametrize(
     ("pipeline", "settings", "text"),
     [

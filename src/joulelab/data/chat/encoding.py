@@ -30,6 +30,12 @@ class EncodedDocument:
     trained: NDArray[np.bool_]
     """Which ids are targets of the loss; never the first, which has no context to predict it from."""
 
+    @classmethod
+    def answered(cls, prompt: Sequence[int], answer: Sequence[int]) -> EncodedDocument:
+        """A prompt and its answer; only the answer is trained."""
+        ids = np.array([*prompt, *answer], dtype=np.int64)
+        return cls(ids, np.arange(len(ids)) >= len(prompt))
+
     def __len__(self) -> int:
         return len(self.ids)
 

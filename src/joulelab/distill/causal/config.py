@@ -444,7 +444,6 @@ class CausalData(OwnSplits):
         return None if size is None or isinstance(size, str) else size
 
     def check(self) -> None:
-        choice = ColumnChoice(text=self.text_column, header=self.header, labeled=False)
         limits = {split: self.limit(split) for split in ("train", "test")}
         check_rows(self.source, self.subset, self.files, self.columns, self.only_correct, limits, self.shares)
 
@@ -468,7 +467,7 @@ class CausalTeacher(Section):
     """The large model."""
 
     model: str = "sample:smollm2"
-    """`sample:smollm2`, a local folder, a GGUF file or a hub id."""
+    """`sample:smollm2`, a local folder, a GGUF file or a hub id; with `server`, the name that the server knows."""
     precision: Literal["auto", "fp32", "bf16", Quantization] = "auto"
     """Precision of weights and computation; auto: bf16 on a GPU, fp32 elsewhere. Or quantized weights with bf16
     activations: int8, nf4 (extra bitsandbytes), fp8, fp8-weights, int4 (extra torchao); also those of a judge model."""
@@ -665,6 +664,21 @@ class CausalSpec(LanguageModelSpec):
         return self.pipeline not in ("sft", "self") or self.student.layers is not None
 
     @property
+    def teacher_is_elsewhere(self) -> bool:
+        """Whether no file of `teacher.model` is needed here: a server generates its completions, and nothing else is
+        asked of it."""
+        judge, student = self.preferences.judge, self.student
+        judges_here = self.teacher_judges and judge.asks_model and judge.model is None and judge.server is None
+        is_served = self.teacher.server is not None and self.teacher_generates and self.pipeline != "on-policy"
+        used = judges_here or self.evaluates_teacher or student.layers is not None or student.teacher_embeddings
+        return is_served and not used
+
+    @property
+    def compares_distributions(self) -> bool:
+        """Whether the student's distributions are compared with the teacher's, token by token."""
+        return self.pipeline in ("kd", "on-policy") or self.teacher_phase == "logits"
+
+    @property
     def unused_settings(self) -> Mapping[str, str]:
         """Whatever phase a run ends with, its pipeline's settings are accepted, so that all phases can be given the
         same ones."""
@@ -691,6 +705,8 @@ class CausalSpec(LanguageModelSpec):
             engine = [name for name in type(self.generation).model_fields if name.startswith("engine_")]
             by = "runs whose completions are written before the training; on-policy students write in this process"
             unused |= {f"generation.{name}": by for name in engine}
+        if not self.compares_distributions:
+            unused["teacher.cross_tokenizer_loss"] = "kd and on-policy"
         if self.teacher.cross_tokenizer_loss == "uld":
             names = ("distill.divergence", "on_policy.divergence", "on_policy.beta")
             unused |= dict.fromkeys(names, "teacher.cross_tokenizer_loss=gold; uld has no divergence")
@@ -932,7 +948,7 @@ class CausalSpec(LanguageModelSpec):
         yield self.require_evaluators
         judge = self.preferences.judge
         models = (
-            self.teacher.model if self.has_teacher else None,
+            self.teacher.model if self.has_teacher and not self.teacher_is_elsewhere else None,
             self.student.model,
             self.tokenizer,
             judge.model if self.teacher_judges and judge.server is None else None,

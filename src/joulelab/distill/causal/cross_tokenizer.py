@@ -1,14 +1,15 @@
 """A teacher with another tokenizer than the student: its documents, and batches of both with the spans they share.
 
-The teacher reads every conversation or text in its own tokens and its own chat template. Its documents are numbered
-like the student's. A batch has the student's rows, the teacher's rows of the same documents, and the spans of text
+The teacher reads every conversation or text in its own tokens and its own chat template, and its completions reach the
+student as text. Where distributions are compared (kd, on-policy), its documents are numbered like the student's. A
+batch has the student's rows, the teacher's rows of the same documents, and the spans of text
 that both cover by whole tokens; the loss over them (`logit_cache.aligned_loss`) is approximate.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -49,6 +50,7 @@ from joulelab.distill.causal.models import (
     embedding_rows,
     max_positions,
     require_positions,
+    student_tokenizer,
 )
 from joulelab.distill.logit_cache.aligned_loss import AlignedTargets, BatchSpans, CommonTokens, CrossTokenizerLoss
 from joulelab.distill.logit_cache.kd_loss import DenseTargets, target_positions
@@ -62,6 +64,9 @@ from joulelab.zoo.pretrained import load_tokenizer
 STAGE = StageSpec("data.teacher-tokens", "data", "preprocess")
 SPAN_COUNTS = ("trained", "aligned", "spans", "with text", "one to one")
 """What is counted of tokens and spans; all but spans are tokens or parts of the spans."""
+IN_TEACHERS_TOKENS = "in-teachers-tokens"
+"""Folder in an artifact of completions: the same documents in the teacher's tokens."""
+_COMPARE_BYTES = "Losses per token of teacher and student are not comparable: compare bits per byte"
 _BLOCK = 256
 _CHECKED_ROWS = 20
 _SAME = "use a teacher and a student of one family, or a randomly initialized student (student.size)"
@@ -71,14 +76,17 @@ _SAME = "use a teacher and a student of one family, or a randomly initialized st
 
 
 def check_tokenizers(spec: CausalSpec) -> None:
-    """Raise if teacher and student have different tokenizers and the pipeline needs the same ids, or if no text of the
-    data can be aligned."""
+    """Raise if teacher and student have different tokenizers and the pipeline needs the same ids, or compares
+    distributions and no text of the data can be aligned."""
     name = spec.teacher.model
     if spec.until == "train" and spec.student.model is not None:
         require_embeddings("student.model", spec.student.model, spec.tokenizer, spec.data.template)
     if spec.until == "data" or not spec.has_teacher:
         return
-    own, other = load_tokenizer(spec.tokenizer), load_tokenizer(name)
+    own = student_tokenizer(spec)
+    if spec.teacher_is_elsewhere:
+        return
+    other = load_tokenizer(name)
     if own.get_vocab() == other.get_vocab():  # another template or normalizer with the same ids is no obstacle
         if spec.teacher.cross_tokenizer_loss != "gold":
             raise ConfigError(
@@ -95,6 +103,8 @@ def check_tokenizers(spec: CausalSpec) -> None:
     if reason is not None:
         raise ConfigError(f"{found}; {reason[0]}", reason[1])
     require_embeddings("teacher.model", name, name)
+    if not spec.compares_distributions:
+        return
     if spec.data.template is not None:
         own.chat_template = read_template(Path(spec.data.template))
     pair = TokenizerPair.of(own, other, spec.teacher.cross_tokenizer_loss, max_positions(name))
@@ -137,12 +147,6 @@ def _why_same_needed(spec: CausalSpec) -> tuple[str, str] | None:
         return (
             "a teacher.server lists some tokens, but aligned spans need all probabilities",
             "use a teacher in this process: remove teacher.server",
-        )
-    if spec.mixes_teacher_answers:
-        return "on_policy.other_data=teacher generates with the student's tokenizer", "set on_policy.other_data=data"
-    if spec.teacher_phase != "logits" and spec.pipeline != "on-policy":
-        return f"{spec.pipeline} generates the teacher's answers with the student's tokenizer", (
-            f"{_SAME}; kd and on-policy align different tokenizers by text"
         )
     if spec.teacher_phase == "logits" and spec.distill.teacher == "cached" and spec.distill.codec != "hidden":
         return (
@@ -218,7 +222,8 @@ class TokenizerPair:
     def documents(
         self, rows: Iterator[Row], spec: CausalSpec, tally: Counter[str]
     ) -> Iterator[tuple[EncodedDocument, EncodedDocument]]:
-        """Student's and teacher's document of each row that the student is trained on, with the counts of spans."""
+        """Student's and teacher's document of each row that the student is trained on. Where their distributions are
+        compared, the teacher's ends with the last span, and spans are counted in `tally`."""
         last_only = spec.data.last_answer_only
         own, other = (template_of(one, last_answer_only=last_only) for one in (self.student, self.teacher))
         found = encoded_rows(self.student, own, rows, spec.data.max_tokens, Counter(), Counter())
@@ -226,6 +231,9 @@ class TokenizerPair:
         while block := list(islice(trained, _BLOCK)):
             theirs = _encode_all(self.teacher, [row for row, _ in block], other, tally)
             for (_, document), whole in zip(block, theirs, strict=True):
+                if not spec.compares_distributions:
+                    yield document, whole.cut(self.teacher_positions)
+                    continue
                 spans = align(document, whole, self.own, self.other)
                 # what follows the last span would be computed for nothing
                 used = int(spans[-1, 3]) if len(spans) else 1 + int(np.argmax(whole.trained))
@@ -248,9 +256,7 @@ class TokenizerPair:
         if text[:1] == " " and text[:2] != "  " and self.other.join(answer).startswith(b"  "):
             # the tokenizer adds a space before every text, and this one begins with its own
             answer = answer_ids(self.teacher, prompt, text[1:], finished)
-        start = _encode_prompt(self.teacher, prompt)
-        whole = np.array([*start, *answer], dtype=np.int64)
-        return EncodedDocument(whole, np.arange(len(whole)) >= len(start)).cut(self.teacher_positions)
+        return EncodedDocument.answered(_encode_prompt(self.teacher, prompt), answer).cut(self.teacher_positions)
 
     # batches
 
@@ -298,6 +304,14 @@ class TokenizerPair:
         _, ids_M = target_positions(batch.teacher.labels, batch.teacher.count)
         weight_WE = dense.head.projection(device, dense.hidden_NE.dtype).weight_VD[: common.teacher_words]
         return AlignedTargets(dense.hidden_NE, ids_M, weight_WE, batch.spans, common, self.loss)
+
+
+def both_trained(
+    own: Iterable[EncodedDocument], other: Iterable[EncodedDocument]
+) -> tuple[Iterator[EncodedDocument], Iterator[EncodedDocument]]:
+    """The documents that have trained tokens in both tokenizers, so that their numbers are equal."""
+    pairs = [both for both in zip(own, other, strict=True) if all(one.trained_count for one in both)]
+    return (one for one, _ in pairs), (one for _, one in pairs)
 
 
 def _encode_all(tokenizer: Any, rows: list[Row], template: ChatTemplate, tally: Counter[str]) -> list[EncodedDocument]:
@@ -399,10 +413,13 @@ def tokenizer_pair(context: CausalContext) -> TokenizerPair | None:
 
 
 def teacher_data(context: CausalContext, data: Artifact) -> Artifact:
-    """The data in the teacher's tokens: `data` itself, or documents with the same numbers."""
+    """The data in the teacher's tokens: `data` itself, or other documents, with the same numbers where distributions
+    are compared."""
     pair, spec = tokenizer_pair(context), context.spec
     if pair is None:
         return data
+    if (data.folder / IN_TEACHERS_TOKENS).is_dir():
+        return replace(data, folder=data.folder / IN_TEACHERS_TOKENS)
     template = template_of(context.teacher_tokenizer, last_answer_only=spec.data.last_answer_only)
 
     def work(folder: Path, stage: Stage) -> None:
@@ -424,16 +441,22 @@ def teacher_data(context: CausalContext, data: Artifact) -> Artifact:
                 vocab_size=vocab_size_of(context.teacher_tokenizer), pad_id=pad_id_of(context.teacher_tokenizer),
                 tokenizer=spec.teacher.model, notes={"spans": tally},
             )  # fmt: skip
-            _require_spans(tally, spec)
-            _require_same_numbers(context.documents(data, split), store)
+            if spec.compares_distributions:
+                _require_spans(tally, spec)
+                _require_same_numbers(context.documents(data, split), store)
 
     inputs = {
         "max_tokens": spec.data.max_tokens,
+        **({} if spec.compares_distributions else {"spans": "none"}),
         "student_tokenizer": context.tokenizer_identity,
         **encoding_identity(context.teacher_tokenizer, template),
     }
     made = context.runner.make("teacher-data", STAGE, work, kind="documents", inputs=inputs, parents=[data.bill])
-    report_spans(context, pair, Counter(context.documents(made, TRAIN).attributes["spans"]), "the training data")
+    if spec.compares_distributions:
+        report_spans(context, pair, Counter(context.documents(made, TRAIN).attributes["spans"]), "the training data")
+    elif "noted" not in context.cross_tokenizer:
+        context.cross_tokenizer["noted"] = True
+        context.run.note(f"teacher and student have different tokenizers. {_COMPARE_BYTES}")
     return made
 
 
@@ -457,8 +480,7 @@ def report_spans(context: CausalContext, pair: TokenizerPair, tally: Counter[str
         refused = tally["refused by the teacher's template"]
         context.run.note(
             f"{pair.describe()}. Of {what}, {aligned:.1f} % of the trained tokens are in an aligned span, and "
-            f"{single:.1f} % of the spans are one token of each. Losses per token of teacher and student are not "
-            "comparable: compare bits per byte"
+            f"{single:.1f} % of the spans are one token of each. {_COMPARE_BYTES}"
         )
         if refused:
             context.run.note(f"the teacher's chat template refused {refused:,} conversations; it reads them as ChatML")

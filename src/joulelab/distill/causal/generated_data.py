@@ -24,8 +24,14 @@ from torch import nn
 
 from joulelab import lookup
 from joulelab.data.chat.conversations import ASSISTANT, PreferenceConversation, PreferenceText, Row
-from joulelab.data.chat.encoding import EncodedDocument, pad_id_of, write_documents
+from joulelab.data.chat.encoding import EncodedDocument, pad_id_of, vocab_size_of, write_documents
 from joulelab.data.splits import HashShares, split_of, text_id
+from joulelab.distill.causal.cross_tokenizer import (
+    IN_TEACHERS_TOKENS,
+    both_trained,
+    teacher_tokenizer_identity,
+    tokenizer_pair,
+)
 from joulelab.distill.causal.data import split_rows
 from joulelab.distill.causal.generators import SERVER_KEY, TeacherSource
 from joulelab.distill.causal.models import TEST, TRAIN, CausalContext, Split, load_student, weight_dtype
@@ -209,7 +215,7 @@ def _judge_identity(context: CausalContext) -> str:
 
 def _judge_tokenizer(context: CausalContext) -> Any:
     name = context.spec.preferences.judge.model
-    return context.tokenizer if name is None else load_tokenizer(name)
+    return context.teacher_tokenizer if name is None else load_tokenizer(name)
 
 
 def _judge_has_chat_template(context: CausalContext) -> bool:
@@ -657,6 +663,9 @@ def synthetic_documents(context: CausalContext, data: Artifact, answers: Artifac
         min_score=generation.min_score,
     )
 
+    # on-policy compares the teacher's distributions at these completions, in its own tokens
+    pair = tokenizer_pair(context) if spec.compares_distributions else None
+
     def work(folder: Path, stage: Stage) -> None:
         candidates = read_candidates(context, answers)
         judged = answer_scores(context, candidates, scores) if scores is not None else None
@@ -669,8 +678,16 @@ def synthetic_documents(context: CausalContext, data: Artifact, answers: Artifac
             own = [one for one, other in zip(kept, not_trained, strict=True) if other == is_held_out]
             if own:
                 write_training_rows(folder / file, own)
+                documents = _encoded_documents(context.tokenizer, own, spec.data.max_tokens)
+                if pair is not None:
+                    theirs = _encoded_documents(pair.teacher, own, pair.teacher_positions)
+                    documents, theirs = both_trained(documents, theirs)
+                    write_documents(
+                        folder / IN_TEACHERS_TOKENS / split, theirs, vocab_size=vocab_size_of(pair.teacher),
+                        pad_id=pad_id_of(pair.teacher), tokenizer=spec.teacher.model,
+                    )  # fmt: skip
                 store = write_documents(
-                    folder / split, _encoded_documents(context, own),
+                    folder / split, documents,
                     vocab_size=context.vocabulary, pad_id=pad_id_of(context.tokenizer), tokenizer=spec.tokenizer,
                 )  # fmt: skip
                 tokens += store.tokens_total
@@ -682,6 +699,7 @@ def synthetic_documents(context: CausalContext, data: Artifact, answers: Artifac
         "max_tokens_of_document": spec.data.max_tokens,
         "judge": judge_inputs(context) if generation.min_score is not None else None,
         "tokenizer": context.tokenizer_identity,
+        **({} if pair is None else {"teacher_tokenizer": teacher_tokenizer_identity(context)}),
         **({"held_out": generation.held_out} if generation.held_out else {}),  # artifacts of earlier versions have none
     }
     parents = [answers.bill, *([scores.bill] if scores else []), data.bill]
@@ -690,13 +708,11 @@ def synthetic_documents(context: CausalContext, data: Artifact, answers: Artifac
     return made
 
 
-def _encoded_documents(context: CausalContext, kept: list[KeptAnswer]) -> Iterator[EncodedDocument]:
+def _encoded_documents(tokenizer: Any, kept: Iterable[KeptAnswer], max_tokens: int | None) -> Iterator[EncodedDocument]:
     """Only the answer is trained, with the token that ends it if it was finished."""
     for one in kept:
-        prompt = encode_prompt(context.tokenizer, one.prompt)
-        answer = answer_ids(context.tokenizer, one.prompt, one.answer.text, one.answer.finish_reason == "stop")
-        ids = np.array([*prompt, *answer], dtype=np.int64)[: context.spec.data.max_tokens]
-        yield EncodedDocument(ids, np.arange(len(ids)) >= len(prompt))
+        answer = answer_ids(tokenizer, one.prompt, one.answer.text, one.answer.finish_reason == "stop")
+        yield EncodedDocument.answered(encode_prompt(tokenizer, one.prompt), answer).cut(max_tokens)
 
 
 def _report_filtering(context: CausalContext, made: Artifact, answers: Artifact, scores: Artifact | None) -> None:
@@ -709,6 +725,12 @@ def _report_filtering(context: CausalContext, made: Artifact, answers: Artifact,
         context.run.energy_result("synthetic.energy_j", bills)
         context.run.energy_result("synthetic.j_per_kept_sample", bills, report.kept)
         context.run.energy_result("synthetic.j_per_generated_token", bills, report.generated_tokens)
+    used = sum(len(context.documents(made, split)) for split in (TRAIN, TEST) if (made.folder / split).is_dir())
+    if used < report.kept:
+        context.run.note(
+            f"synthetic: {report.kept - used:,} of {report.kept:,} kept answers are not trained on, because their "
+            f"prompts leave no room for them in data.max_tokens={context.spec.data.max_tokens}"
+        )
     dropped = {name: getattr(report, name) for name in REASONS}
     reasons = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in dropped.items() if count)
     suffix = f" ({reasons})" if reasons else ""

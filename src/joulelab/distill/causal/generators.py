@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,6 +57,7 @@ class TeacherSource:
     identity: str
     load: Callable[[], nn.Module]
     bill: Bill
+    tokenizer: Any
     weights: str | None = None
     """What `zoo.pretrained` loads: a folder, file or hub id; None: only `load` knows."""
 
@@ -163,7 +165,9 @@ def make_generator(
     if chosen.installation is not None:
         return _start_engine(context, teacher, chosen.installation, prompts, stage)
     identity, generation = engine_identity(spec, teacher.identity), spec.generation
-    return local_generator(context, teacher.load(), identity, generation.answer, generation.batch_size, prompts)
+    return local_generator(
+        context, teacher.load(), teacher.tokenizer, identity, generation.answer, generation.batch_size, prompts
+    )
 
 
 def engine_identity(spec: CausalSpec, weights: str) -> str:
@@ -175,6 +179,7 @@ def engine_identity(spec: CausalSpec, weights: str) -> str:
 def local_generator(
     context: CausalContext,
     model: nn.Module,
+    tokenizer: Any,
     identity: str,
     answer: GenerationSettings,
     batch_size: int | None,
@@ -189,9 +194,9 @@ def local_generator(
     if lookup.ENGINES.origin(generation.engine) is not None:
         engine: EngineFactory = lookup.ENGINES.resolve(generation.engine)
         at_once = batch_size or generation.prompts_per_unit
-        return engine(model, context.tokenizer, answer, identity=identity, batch_size=at_once)
+        return engine(model, tokenizer, answer, identity=identity, batch_size=at_once)
     return TransformersGenerator(
-        model, context.tokenizer, answer,
+        model, tokenizer, answer,
         identity=identity, batch_size=batch_size, cache=generation.cache, whole=prompts, passes=passes,
         compile_step={"auto": None, "on": True, "off": False}[generation.compile],
         setup=setup or context.run.setup, note=context.run.note,
@@ -205,7 +210,7 @@ def _start_engine(
     prompts: Sequence[Prompt],
     stage: str,
 ) -> EngineGenerator:
-    run, spec, tokenizer = context.run, context.spec, context.tokenizer
+    run, spec, tokenizer = context.run, context.spec, teacher.tokenizer
     scratch = run.paths.checkpoints / f"{stage}-engine"
     context_length = _context_length(context, teacher, prompts)
     with ExitStack() as undo:
@@ -249,7 +254,7 @@ def _start_engine(
 def _context_length(context: CausalContext, teacher: TeacherSource, prompts: Sequence[Prompt]) -> int:
     """What the longest prompt and its answer need; less memory and fewer captured graphs than the model's maximum."""
     new_tokens = context.spec.generation.answer.max_new_tokens
-    longest = max(len(ids) for ids in encode_prompts(context.tokenizer, prompts))
+    longest = max(len(ids) for ids in encode_prompts(teacher.tokenizer, prompts))
     config = causal_lm_config(teacher.weights or context.spec.teacher.model)
     require_positions(config, longest, new_tokens)
     rounded = -(-(longest + new_tokens) // _CONTEXT_STEP) * _CONTEXT_STEP
@@ -260,7 +265,7 @@ def _servable(context: CausalContext, teacher: TeacherSource, scratch: Path) -> 
     """(folder or hub id, revision, end tokens). Weights that only this program can read are saved first."""
     place = servable_model(teacher.weights) if teacher.weights is not None else None
     if place is not None and teacher.weights is not None:
-        return *place, end_ids(declared_generation(teacher.weights), context.tokenizer)
+        return *place, end_ids(declared_generation(teacher.weights), teacher.tokenizer)
     model = teacher.load()
-    save_hf(model, context.tokenizer, scratch / "model")
-    return str(scratch / "model"), None, end_ids(model, context.tokenizer)
+    save_hf(model, teacher.tokenizer, scratch / "model")
+    return str(scratch / "model"), None, end_ids(model, teacher.tokenizer)

@@ -34,7 +34,7 @@ from joulelab.data.chat.templates import read_template
 from joulelab.distill.causal.config import SHAPES, STARTS_FROM_SFT, CausalSpec, CausalStudent, Lora, Shape
 from joulelab.distill.logit_cache.codecs import get_codec
 from joulelab.distill.runner import Runner
-from joulelab.errors import ConfigError
+from joulelab.errors import ConfigError, NotFoundError
 from joulelab.infer.config import gguf_file
 from joulelab.infer.generation.completions import Prompt
 from joulelab.runs import environment
@@ -130,7 +130,7 @@ def check_models(spec: CausalSpec) -> None:
         require_positions("student.model", student.model, spec)
     if spec.until == "train" and student.lora is not None:
         _check_lora_targets(student, spec.teacher.model)
-    if spec.until == "data" or not (spec.has_teacher or student.teacher_embeddings):
+    if spec.until == "data" or not (spec.has_teacher or student.teacher_embeddings) or spec.teacher_is_elsewhere:
         return
     teacher = causal_lm_config(spec.teacher.model)
     if spec.until != "train":
@@ -199,7 +199,7 @@ def _training_size(spec: CausalSpec, on_gpu: bool, alone: bool) -> ModelSize:
     student = spec.student
     model: Any
     if student.size is not None:
-        words = vocab_size_of(load_tokenizer(spec.tokenizer))
+        words = vocab_size_of(student_tokenizer(spec))
         with torch.device("meta"):
             model = random_student(SHAPES[student.size], words, None, 0)
     else:
@@ -307,6 +307,16 @@ def check_embedding_width(teacher_width: int, student_width: int) -> None:
 
 
 # students
+
+
+def student_tokenizer(spec: CausalSpec) -> Any:
+    try:
+        return load_tokenizer(spec.tokenizer)
+    except NotFoundError as error:
+        if spec.teacher_is_elsewhere and spec.tokenizer == spec.teacher.model:
+            hint = "its server generates the text, but the student needs a tokenizer: name one with data.tokenizer"
+            raise NotFoundError(error.message, hint, error.name) from error
+        raise
 
 
 def make_student(config: CausalStudent, teacher: nn.Module | None, tokenizer: Any, seed: int) -> nn.Module:
@@ -480,7 +490,7 @@ class CausalContext:
 
     @cached_property
     def tokenizer(self) -> Any:
-        tokenizer, template = load_tokenizer(self.spec.tokenizer), self.spec.data.template
+        tokenizer, template = student_tokenizer(self.spec), self.spec.data.template
         if template is not None:  # the student is saved with it
             tokenizer.chat_template = read_template(Path(template))
         return tokenizer
@@ -503,12 +513,19 @@ class CausalContext:
 
     @cached_property
     def teacher_tokenizer(self) -> Any:
-        """The tokenizer of `teacher.model`; the student's itself if both have the same vocabulary."""
+        """The tokenizer of `teacher.model`; the student's itself if both have the same vocabulary, or if only a server
+        has the teacher's."""
         name = self.spec.teacher.model
-        if not self.spec.has_teacher or name == self.spec.tokenizer:
+        if not self.spec.has_teacher or self.spec.teacher_is_elsewhere or name == self.spec.tokenizer:
             return self.tokenizer
         other = load_tokenizer(name)
         return self.tokenizer if other.get_vocab() == self.tokenizer.get_vocab() else other
+
+    @cached_property
+    def prompt_tokenizer(self) -> Any:
+        """Of the model that continues the prompts."""
+        student_generates = self.spec.pipeline == "on-policy" or not self.spec.teacher_generates
+        return self.tokenizer if student_generates else self.teacher_tokenizer
 
     @cached_property
     def teacher_identity(self) -> str:

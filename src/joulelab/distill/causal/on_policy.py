@@ -501,8 +501,9 @@ class Rollouts:
             most = ENOUGH_ROWS if self._context.device.type == "cuda" else PADDED_PROMPTS
             batch = min(self._context.spec.generation.batch_size or most, self._prompts_per_round)
             self._generator = local_generator(
-                self._context, self._copy.model, identity, settings, batch, self._prompts, self._passes, self._setup
-            )
+                self._context, self._copy.model, self._context.tokenizer, identity, settings, batch, self._prompts,
+                self._passes, self._setup,
+            )  # fmt: skip
         return self._generator
 
     @contextmanager
@@ -540,9 +541,7 @@ class Rollouts:
             torch.cuda.empty_cache()
 
     def _document(self, written: _Written) -> EncodedDocument:
-        start = encode_prompt(self._context.tokenizer, written.prompt)
-        ids = np.array([*start, *written.answer.ids], dtype=np.int64)
-        return EncodedDocument(ids, np.arange(len(ids)) >= len(start))
+        return EncodedDocument.answered(encode_prompt(self._context.tokenizer, written.prompt), written.answer.ids)
 
     def _synchronize(self, number: int) -> None:
         self._copy.synchronize()

@@ -261,7 +261,7 @@ class CausalRecipe:
     def student_as_teacher(self, student: StartingStudent) -> TeacherSource:
         return TeacherSource(
             SFT_STUDENT, student.key, lambda: load_student(student.source).to(self.context.device), student.bill,
-            weights=student.source,
+            self.context.tokenizer, weights=student.source,
         )  # fmt: skip
 
     def final_student(

@@ -15,8 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from joulelab.data import sources
 from joulelab.data.chat.conversations import ASSISTANT, Row, prompt_of, prompts_of, row_id, uses_tools
 from joulelab.data.chat.encoding import vocab_size_of
+from joulelab.data.chat.templates import ConversationRefused
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.cross_tokenizer import teacher_data, teacher_rows, teacher_tokenizer_identity
 from joulelab.distill.causal.data import split_rows
@@ -90,9 +92,12 @@ class StartingStudent:
 
 def pretrained_teacher(context: CausalContext) -> TeacherSource:
     """The model that `teacher.model` names."""
-    name = context.spec.teacher.model
-    bill = context.runner.input_bill("teacher", name, "model", role="teacher")
-    return TeacherSource(name, context.teacher_identity, context.load_teacher, bill, weights=name)
+    spec = context.spec
+    name, server = spec.teacher.model, spec.teacher.server if spec.teacher_is_elsewhere else None
+    bill = context.runner.input_bill("teacher", name, "model", role="teacher", server=server)
+    is_here = server is None or sources.is_on_this_machine(name)
+    identity = context.teacher_identity if is_here else bill.key
+    return TeacherSource(name, identity, context.load_teacher, bill, context.teacher_tokenizer, weights=name)
 
 
 def live_teacher(context: CausalContext, teacher: TeacherSource, compile_mode: str = "off") -> LiveTeacher:
@@ -180,19 +185,24 @@ def _find_prompts(context: CausalContext) -> list[tuple[Prompt, str | None]]:
     generation = context.spec.generation
     prompts: dict[str, tuple[Prompt, str | None]] = {}
     left_out: Counter[str] = Counter()
+    refused: list[ConversationRefused] = []
     rows, shortest = _rows_with_prompts(context, left_out), math.inf
     # As many rows as prompts are missing, so that no row is read after the one that completes them.
     while some := list(itertools.islice(rows, min(_ROWS_AT_ONCE, generation.prompts - len(prompts)))):
-        for prompt, expected, length in _prompts_of(context, some):
+        for prompt, expected, length in _prompts_of(context, some, refused):
             shortest = min(shortest, length)
             if length <= generation.longest_prompt:
                 prompts.setdefault(str(prompt), (prompt, expected))
+    if not prompts and refused:
+        raise refused[0]
     if not prompts:
         found = f"; the shortest has {shortest:,}, its chat template included" if shortest < math.inf else ""
         raise ConfigError(
             f"no prompt of {prompt_source(context.spec)} has {generation.longest_prompt} tokens or fewer{found}",
             "raise generation.prompt_tokens",
         )
+    if refused:
+        left_out[f"refused by the chat template: {refused[0].message}"] = len(refused)
     for why, count in left_out.items():
         context.run.note(f"prompts: not used of {prompt_source(context.spec)}: {count:,} ({why})")
     return list(prompts.values())
@@ -222,9 +232,12 @@ def _rows_with_prompts(context: CausalContext, left_out: Counter[str]) -> Iterat
             yield row
 
 
-def _prompts_of(context: CausalContext, rows: Sequence[Row]) -> list[tuple[Prompt, str | None, int]]:
-    """The prompts of these rows, in order, each with the data's own answer and its length in tokens."""
-    generation, tokenizer = context.spec.generation, context.tokenizer
+def _prompts_of(
+    context: CausalContext, rows: Sequence[Row], refused: list[ConversationRefused]
+) -> list[tuple[Prompt, str | None, int]]:
+    """The prompts of these rows, in order, each with the data's own answer and its length in tokens. Those that the
+    chat template does not accept are left out and added to `refused`."""
+    generation, tokenizer = context.spec.generation, context.prompt_tokenizer
     first = _first_ids(tokenizer, [row for row in rows if isinstance(row, str)], generation.prompt_tokens)
     # the last token may be a part of a character
     starts = (text.rstrip("\ufffd") for text in tokenizer.batch_decode(first, skip_special_tokens=True))
@@ -240,8 +253,19 @@ def _prompts_of(context: CausalContext, rows: Sequence[Row]) -> list[tuple[Promp
             found.append((prompt, row[-1]["content"] if row[-1]["role"] == ASSISTANT else None))
     if generation.chain_of_thought:
         found = [(with_chain_of_thought(prompt), expected) for prompt, expected in found]
-    encoded = encode_prompts(tokenizer, [prompt for prompt, _ in found])
+    encoded = _accepted(tokenizer, [prompt for prompt, _ in found], refused)
     return [(*one, len(ids)) for one, ids in zip(found, encoded, strict=True) if ids]
+
+
+def _accepted(tokenizer: Any, prompts: Sequence[Prompt], refused: list[ConversationRefused]) -> list[list[int]]:
+    """Token ids of each; none of one that the chat template refuses, as a teacher's may refuse a system message."""
+    try:
+        return encode_prompts(tokenizer, prompts)
+    except ConversationRefused as error:
+        if len(prompts) == 1:
+            refused.append(error)
+            return [[]]
+        return [_accepted(tokenizer, [prompt], refused)[0] for prompt in prompts]
 
 
 def _first_ids(tokenizer: Any, texts: Sequence[str], count: int) -> list[list[int]]:
@@ -269,6 +293,11 @@ def generate_answers(context: CausalContext, data: Artifact, teacher: TeacherSou
     """Answers to all prompts, before any is dropped: several pipelines share them. `role` is who generates."""
     made = context.runner.make_sharded(_GenerationWork(context, teacher, role).work(data))
     refuse_unknown_energy(context.spec, energy_gap(made))
+    if teacher.tokenizer is not context.tokenizer:
+        context.run.note(
+            f"teacher and student have different tokenizers ({vocab_size_of(teacher.tokenizer):,} and "
+            f"{context.vocabulary:,} tokens): the teacher's completions are encoded in the student's tokens as text"
+        )
     tokens = int(read_json(made.folder / REPORT)["generated_tokens"])
     context.runner.report(f"{role}.generate.generated_tokens", float(tokens))
     return made
