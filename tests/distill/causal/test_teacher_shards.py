@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from joulelab.distill.causal import teacher
 from joulelab.distill.causal.models import CausalContext
 from joulelab.distill.logit_cache.cache_store import open_shard, read_entry, shard_files
 from joulelab.distill.logit_cache.codecs import read_manifest
@@ -149,13 +150,17 @@ def test_a_shard_without_a_batch_loads_no_teacher(lab, tmp_path, monkeypatch):
 
 def test_a_shard_without_a_batch_starts_no_engine(lab, tmp_path, monkeypatch):
     monkeypatch.setattr(teacher, "make_generator", None)
-    server = {"server": "http://localhost:9/v1"}
-    _, part = lab.run(tmp_path, "synthetic", until="generation", shard="9/10", teacher=server)
-    assert any("answers: shard 9/10 has no work" in text for text in lab.listening.messages)
-    monkeypatch.undo()
-    lab.run(tmp_path, "synthetic", until="generation", shard="0/10")
-    whole, paths = lab.run(tmp_path, "synthetic", until="generation")
-    assert whole.stage("teacher.generate").samples and not read_completions(part.artifacts / "answers-9-of-10" / ANSWERS)
+    for number, changes in {8: {"teacher": {"server": "http://localhost:9/v1"}}, 9: {}}.items():
+        lab.run(tmp_path, "synthetic", until="generation", shard=f"{number}/10", **changes)
+        assert any(f"answers: shard {number}/10 has no work" in text for text in lab.listening.messages)
+
+
+def test_a_shard_without_a_batch_is_joined_with_the_others(lab, whole, tmp_path):
+    for shard in ("9/10", "1/10"):
+        lab.run(tmp_path, "synthetic", until="generation", shard=shard)
+    _, paths = lab.run(tmp_path, "synthetic", until="generation")
+    assert any("answers: found 2 of 10 shards" in text for text in lab.listening.messages)
+    same(paths.artifacts, whole("generation")[1].artifacts, "answers")
 
 
 @pytest.mark.parametrize(

@@ -346,6 +346,8 @@ class _GenerationWork:
         )  # fmt: skip
 
     def _begin(self, folder: Path, shard: Shard, others: Sequence[Path]) -> RemainingWork:
+        if shard.number >= -(-len(self.prompts) // self.context.spec.generation.prompts_per_unit):
+            return RemainingWork(None, {})  # there are more shards than units: no engine is started for this one
         own, known = read_completions(folder / _answers_log(shard)), read_completions(*_answers_logs([folder, *others]))
         reports = _reports([folder, *others])
         if not reports and self.chosen.name == "builtin":
@@ -397,7 +399,7 @@ class _GenerationWork:
 
     def _join(self, sources: Sequence[Path], folder: Path) -> None:
         reports, completions = _reports(sources), read_completions(*_answers_logs(sources))
-        generator = str(reports[0]["generator"])
+        generator = str(reports[0]["generator"]) if reports else ""  # none: a shard without prompts
         keyed = {self._key(generator, prompt): prompt for prompt in self.prompts}
         if self.context.runner.shard is not None:  # only its own prompts
             keyed = {key: prompt for key, prompt in keyed.items() if key in completions}
@@ -416,7 +418,8 @@ def _answers_logs(folders: Sequence[Path]) -> list[Path]:
 
 
 def _reports(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    return [read_json(folder / REPORT) for folder in folders if (folder / REPORT).exists()]
+    reports = [read_json(folder / REPORT) for folder in folders if (folder / REPORT).exists()]
+    return [report for report in reports if report["generator"]]
 
 
 def _counts(progress: GenerationProgress) -> dict[str, int]:
