@@ -113,6 +113,20 @@ def test_a_decorated_function_is_a_run_of_its_own_or_a_window_of_the_open_one(me
     assert m.windows["work"].count == 3
 
 
+def test_a_generator_function_is_refused_because_its_code_runs_after_the_call():
+    with pytest.raises(JoulelabError, match="batches is a generator function"):
+
+        @joulelab.measured()
+        def batches():
+            yield 1
+
+    with pytest.raises(JoulelabError, match="rows is a generator function"):
+
+        @joulelab.measured("rows")
+        async def of_rows():
+            yield 1
+
+
 def test_a_coroutine_function_can_be_decorated(measure):
     @joulelab.measured("waiting")
     async def wait():

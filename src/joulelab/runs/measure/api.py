@@ -26,7 +26,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 import numpy as np
 
 from joulelab.clock import NS
-from joulelab.errors import JoulelabError
+from joulelab.errors import JoulelabError, UsageError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.figures import EnergyFigure, Frozen, amount_text, labeled_text, missing, time_share_half_width_j
 from joulelab.meter.integrate import COMPONENTS, component_energy
@@ -516,6 +516,11 @@ def measured(
 
     def decorate(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
         title = name or function.__name__
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise UsageError(
+                f"{title} is a generator function: a call of it runs none of its code, so there is nothing to measure",
+                "measure the function that iterates over it",
+            )
 
         def measurement_or_window() -> Any:
             if _open:
