@@ -12,6 +12,7 @@ from tiny_tokenizer import byte_level_tokenizer
 from joulelab.data.chat.encoding import DocumentList, DocumentStore, EncodedDocument, pad_id_of
 from joulelab.data.chat.packing import pack
 from joulelab.distill.causal.cross_tokenizer import IN_TEACHERS_TOKENS, TokenizerPair, both_trained, check_tokenizers
+from joulelab.distill.causal.data import check_end_of_text
 from joulelab.distill.causal.models import check_codec, check_models
 from joulelab.distill.logit_cache.cache_store import LogitCache
 from joulelab.errors import ConfigError
@@ -373,6 +374,18 @@ def test_a_completion_whose_prompt_the_teachers_template_refuses_is_written_as_c
 def test_a_cache_of_more_tokens_than_the_teacher_has_is_refused(lab):
     with pytest.raises(ConfigError, match=r"codec=topk5000-ghost lists 5,000 tokens, but .* has"):
         check_codec(check(lab.settings("kd", distill={"codec": "topk5000-ghost"})))
+
+
+def test_a_tokenizer_without_an_end_of_text_is_refused_for_texts_before_the_run(lab, tmp_path):
+    made = make_tokenizer()
+    made.eos_token = None
+    made.save_pretrained(tmp_path / "no end")
+    (tmp_path / "texts.txt").write_text("".join(f"w1 w2 {number}\n" for number in range(40)))
+    changes = {"data": {**LONGER, "tokenizer": str(tmp_path / "no end")}}
+    check_end_of_text(check(lab.settings("sft", **changes)))  # turns of a conversation have their own end
+    changes["data"]["source"] = str(tmp_path / "texts.txt")
+    with pytest.raises(ConfigError, match="the tokenizer has no end-of-text token"):
+        check_end_of_text(check(lab.settings("sft", **changes)))
 
 
 def test_data_without_a_common_span_is_refused(lab, tokenizer, tmp_path):

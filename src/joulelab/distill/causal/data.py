@@ -21,18 +21,17 @@ from joulelab.data.chat.conversations import (
     uses_tools,
 )
 from joulelab.data.chat.datasets import ChatDataSettings, settings_rows, write_rows
-from joulelab.data.chat.encoding import encoding_identity
+from joulelab.data.chat.encoding import encoding_identity, require_end_id
 from joulelab.data.chat.templates import read_template, render, template_of
 from joulelab.data.splits import SPLITS
 from joulelab.distill.causal.config import CausalData, CausalSpec
-from joulelab.distill.causal.models import TEST, TRAIN, VALIDATION, CausalContext, Split
+from joulelab.distill.causal.models import TEST, TRAIN, VALIDATION, CausalContext, Split, student_tokenizer
 from joulelab.distill.runner import PREPROCESS
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import TEXT_PROMPTS
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
 from joulelab.runs.paths import read_json, write_json
-from joulelab.zoo.pretrained import load_tokenizer
 
 _SPLITS = "splits.json"
 
@@ -107,9 +106,17 @@ def check_chat_parts(spec: CausalSpec) -> None:
     for row in found:
         if spec.answers_prompts and spec.generation.prompts_from is None and uses_tools(row):
             raise ConfigError(f"a conversation of {spec.data.source} has tools or tool calls", TEXT_PROMPTS)
-        tokenizer = tokenizer or load_tokenizer(spec.tokenizer)
+        tokenizer = tokenizer or student_tokenizer(spec)
         given = read_template(Path(spec.data.template)) if spec.data.template else None
         render(tokenizer, row, template_of(tokenizer, given, spec.data.last_answer_only))
+
+
+def check_end_of_text(spec: CausalSpec) -> None:
+    """Refuse a tokenizer without the token that ends a text, by the first local row."""
+    source = spec.data.files.get(TRAIN, spec.data.source)
+    is_local = sources.parse(source).kind != "hub"
+    if is_local and isinstance(next(data_rows(spec.data, TRAIN, limit=None), None), str):
+        require_end_id(student_tokenizer(spec))
 
 
 def check_own_pairs(spec: CausalSpec) -> None:

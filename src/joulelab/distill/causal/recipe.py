@@ -20,7 +20,7 @@ from torch import nn
 from joulelab.data.chat.encoding import vocab_size_of
 from joulelab.distill.causal.config import STARTS_FROM_SFT, CausalSpec
 from joulelab.distill.causal.cross_tokenizer import check_tokenizers, cross_tokenizer_inputs, teacher_data
-from joulelab.distill.causal.data import check_chat_parts, check_own_pairs, prepare_data
+from joulelab.distill.causal.data import check_chat_parts, check_end_of_text, check_own_pairs, prepare_data
 from joulelab.distill.causal.generated_data import (
     evaluate_preferences,
     judge_answers,
@@ -121,6 +121,7 @@ def model_checks(spec: CausalSpec) -> Iterator[Callable[[], object]]:
     if spec.until == "train":
         yield lambda: check_memory(spec)
     yield lambda: check_chat_parts(spec)
+    yield lambda: check_end_of_text(spec)
     yield lambda: check_own_pairs(spec)
     if spec.until in ("teacher", "train"):
         yield lambda: check_questions(spec)
