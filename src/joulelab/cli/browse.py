@@ -286,14 +286,14 @@ def group_lines(group: Path | None) -> list[str]:
 
 
 def show_group(folder: Path, as_json: bool) -> None:
-    from joulelab.report.compare.method_rows import compare
+    from joulelab.report.compare.method_rows import compare, is_about_inference
     from joulelab.report.tables.sweep_table import read_sweep
     from joulelab.runs.groups import group_records
     from joulelab.runs.paths import GroupPaths
 
     store = GroupPaths(folder).store
     group, records = group_records(folder)
-    if group.compares_inference:
+    if is_about_inference(group):
         show_inference_group(folder, as_json)
         return
     if group.sweep:

@@ -155,21 +155,23 @@ def compare(
 
       joulelab compare 'demo-labels-*' 'demo-kd-*' --baseline "labels only" --format markdown
     """
-    from joulelab.report.compare.method_rows import select
+    from joulelab.report.compare.method_rows import is_about_inference, select
     from joulelab.runs.store import store_root
 
     store = store_root(runs_dir)
     selection = select(store, names, baseline)
-    if selection.group.compares_inference and selection.place is not None and form == "text":
+    about_inference = is_about_inference(selection.group)
+    if about_inference and selection.place is not None and form == "text":
         from joulelab.cli.browse import show_inference_group
 
         show_inference_group(selection.place, as_json)
         return
-    if selection.group.sweep:
-        several_models = selection.group.compares_inference
+    if selection.group.sweep or about_inference:
+        kind = "a group of serving runs" if about_inference else "a sweep"
+        if selection.group.compares_inference:
+            kind = "an inference run of several models"
         raise UsageError(
-            f"{selection.group.group_id} is {'an inference run of several models' if several_models else 'a sweep'}; "
-            "expected runs or a group of methods to compare",
+            f"{selection.group.group_id} is {kind}; expected runs or a group of methods to compare",
             f"its table: joulelab show {selection.group.group_id}",
         )
     comparison = selection.comparison(store, quality, include_repeated)

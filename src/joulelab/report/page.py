@@ -19,7 +19,7 @@ import joulelab
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.meter.figures import labeled_text
 from joulelab.report.compare.comparison import Comparison
-from joulelab.report.compare.method_rows import AD_HOC, Selection, compare, seed_of, select
+from joulelab.report.compare.method_rows import AD_HOC, Selection, compare, is_about_inference, seed_of, select
 from joulelab.report.compare.pareto import why_no_front
 from joulelab.report.compare.quality import quality_of
 from joulelab.report.compare.scopes import (
@@ -161,6 +161,8 @@ def selection_page(
     selection: Selection, store: Path, wanted: str | None = None, include_repeated: bool = False
 ) -> Page:
     """The page of a single run, of a sweep, or of a comparison."""
+    if is_about_inference(selection.group):
+        return _models_page(selection)
     if selection.group.sweep:
         return sweep_page(selection)
     if len(selection.records) == 1 and selection.group.group_id == AD_HOC:
@@ -249,8 +251,6 @@ def _identity(group: GroupRecord, records: Sequence[RunRecord]) -> tuple[str, ..
 
 def sweep_page(selection: Selection) -> Page:
     group, records, folders = selection.group, selection.records, selection.folders
-    if group.compares_inference:
-        return _models_page(selection)
     store = GroupPaths(selection.place).store if selection.place else Path()
     sweep = read_sweep(group, records, store)
     colors = stage_colors(records)
@@ -273,7 +273,7 @@ def sweep_page(selection: Selection) -> Page:
 
 
 def _models_page(selection: Selection) -> Page:
-    """The page of `joulelab infer` with several models."""
+    """The page of several inference runs, as of `joulelab infer` with several models."""
     group, records, folders = selection.group, selection.records, selection.folders
     colors = stage_colors(records)
     figure = models_against_latency(records)

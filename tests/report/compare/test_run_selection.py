@@ -13,10 +13,12 @@ from typer.testing import CliRunner
 from joulelab.cli.main import app
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.report.compare.method_rows import compare, select
+from joulelab.report.page import write_report
 from joulelab.report.tables.comparison_tables import comparison_view
 from joulelab.report.tables.grid import render_text
 from joulelab.report.tables.provenance import environment_differences, hardware_warning
 from joulelab.runs.groups import GroupRecord
+from joulelab.runs.paths import write_json
 from joulelab.runs.record import RunRecord
 from joulelab.runs.store import find_folder
 
@@ -136,6 +138,61 @@ def test_a_pattern_leaves_serving_runs_out_and_says_so(made, store: Path) -> Non
     comparison = select(store, ["made-labels-only-*", "made-response-KD-*"]).comparison(store)
     assert comparison.baseline == "labels only" and len(comparison.rows) == 2
     assert [run.why for run in comparison.incomplete] == ["a serving run is no method"]
+
+
+def load_values(j_per_token: float) -> dict:
+    energy = {"gross_j": j_per_token, "gross_half_width_j": 0.1, "power_w": 200.0, "method": "counter"}
+    times = {f"p{percentile}": 0.05 for percentile in (50, 90, 95, 99)} | {"mean": 0.05}
+    return {
+        "concurrency": 4,
+        "rate_per_s": 0.0,
+        "steady": True,
+        "failed": 0,
+        "device": "cuda",
+        "notes": [],
+        "limits": {"percentile": 95, "ttft_ms": None, "tpot_ms": None},
+        "time_to_first_token_s": times,
+        "time_per_output_token_s": times,
+        "output_tokens_per_s": 80.0,
+        "warm_up_s": 1.0,
+        "seconds": 20.0,
+        "server": "builtin",
+        "model": "m",
+        "requests": 40,
+        "mean_in_flight": 4.0,
+        "mean_input_tokens": 64.0,
+        "mean_output_tokens": 64.0,
+        "prompts": "",
+        "gpu_model": "",
+        "gpus": 1,
+        "requests_per_s": 2.0,
+        "why_no_energy": "",
+        "energy": dict.fromkeys(("output_token", "input_token", "token", "request"), energy),
+    }
+
+
+@pytest.mark.parametrize("sweep", [False, True])
+def test_a_group_of_serving_runs_has_one_table_of_loads_and_no_ratios(made, tmp_path: Path, sweep: bool) -> None:
+    records = []
+    for name, j_per_token in (("slow", 2.5), ("fast", 1.25)):
+        record = serving_run(made, name)
+        findings = {record.stages[0].name: {"serving": load_values(j_per_token)}}
+        records.append(record.model_copy(update={"findings": findings}))
+    folder = made.write_group(tmp_path, records, True)
+    group = made.group_of(records)
+    baseline = "" if sweep else group.baseline
+    write_json(folder / "group.json", group.model_copy(update={"sweep": sweep, "baseline": baseline}))
+    for command in ("show", "compare"):
+        shown = CliRunner().invoke(app, [command, folder.name, "--runs-dir", str(tmp_path)])
+        assert shown.exit_code == 0, shown.exception
+        assert "Lowest energy per output token: fast at 4 concurrent requests, 1.25 J" in shown.output
+        assert "Servers under load" in shown.output and "2.50 J" in shown.output
+        assert "x baseline" not in shown.output and "J per" not in shown.output
+    data = CliRunner().invoke(app, ["show", folder.name, "--json", "--runs-dir", str(tmp_path)])
+    models = json.loads(data.stdout)["models"]
+    assert [model["rows"][0]["energy_per_token_joules"] for model in models] == [2.5, 1.25]
+    assert "Servers under load" in write_report(folder).read_text()
+    assert isinstance(compare_command(tmp_path, folder.name, "--format", "csv").exception, UsageError)
 
 
 def test_a_group_with_a_shard_among_its_members_compares_the_others(made, tmp_path: Path) -> None:

@@ -329,6 +329,13 @@ def is_serving(record: RunRecord) -> bool:
     return record.spec.get("pipeline") == "serving"
 
 
+def is_about_inference(group: GroupRecord) -> bool:
+    """Whether a group's runs measured inference or loads on servers: they have tables by row, and no ratios of energy,
+    which follows from how long they were measured."""
+    loads = [member.spec.get("pipeline") == "serving" for member in group.members]
+    return group.compares_inference or (group.group_id != AD_HOC and bool(loads) and all(loads))
+
+
 def compared_runs(
     record: RunRecord, folder: Path, measure: Measure | None, include_repeated: bool = False
 ) -> list[ComparedRun]:

@@ -29,6 +29,7 @@ from joulelab.report.tables.inference_rows import (
     where_text,
 )
 from joulelab.report.tables.inference_tables import GenerationRow, generation_rows, prompt_notes, rows_data
+from joulelab.report.tables.serving_tables import loads_grid, loads_headline, serving_data, serving_rows
 from joulelab.report.wording import NOTHING
 from joulelab.runs.artifacts import ELSEWHERE
 from joulelab.runs.record import RunRecord
@@ -331,6 +332,8 @@ def models_grids(records: Sequence[RunRecord], sort: str = "") -> list[Grid]:
         key = SORTED_BY.get(sort)
         generated = sorted(generated, key=lambda one: key(one[1].whole)) if key else generated
         grids.append(_responses_grid(generated))
+    if (loads := loads_grid(records)) is not None:
+        grids.append(loads)
     failed = [(record.label, _failure(record), record.run_id) for record in records if record.status != "done"]
     return [*grids, make_grid("Not measured", "Model!|Reason|Run!", failed)] if failed else grids
 
@@ -338,6 +341,8 @@ def models_grids(records: Sequence[RunRecord], sort: str = "") -> list[Grid]:
 def models_headline(records: Sequence[RunRecord]) -> str:
     """The model with the least energy per item, and the fastest, among rows with the same item."""
     named = [(record.label, row) for record in records for row in rows_in_use(record)]
+    if not named and any(map(serving_rows, records)):
+        return loads_headline(records)
     if not named:
         return "No model was measured."
     if len({(row.values["item"], row.values["tokens"], row.values.get("new_tokens")) for _, row in named}) > 1:
@@ -414,7 +419,7 @@ def models_data(records: Sequence[RunRecord], sort: str = "") -> list[dict[str, 
             "run_id": record.run_id,
             "status": record.status,
             "error": record.error.message if record.error else None,
-            "rows": rows_data(record) if record.status == "done" else [],
+            "rows": (rows_data(record) or serving_data(record)) if record.status == "done" else [],
         }
         for record in ordered
     ]

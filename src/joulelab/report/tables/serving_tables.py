@@ -124,25 +124,8 @@ def serving_grids(record: RunRecord) -> list[Grid]:
 
 def latency_grid(rows: Sequence[ServingRow]) -> Grid:
     best = best_serving_row(rows)
-    has_energy = any(row.energy["output_token"] for row in rows)
     limited = bool(limits_text(rows))
-    cells = [
-        (
-            _marked_level(row),
-            *((energy_cell(row.energy["output_token"]),) if has_energy else ()),
-            _rate(row),
-            *(_ms(row, "time_to_first_token_s", percentile) for percentile in (50, 95)),
-            *(_ms(row, "time_per_output_token_s", percentile) for percentile in (50, 95)),
-            *(("yes" if row.keeps_limits else "no",) if limited else ()),
-        )
-        for row in rows
-    ]
-    titles = (
-        "Load>|"
-        + ("Energy per\noutput token>|" if has_energy else "")
-        + "Output\ntokens/s>|First token\nms, p50>|p95>|Per token\nms, p50>|p95>"
-        + ("|Within\nlimits!" if limited else "")
-    )
+    titles, cells = _latencies(rows)
     values = rows[0].values
     notes = [
         *_contention(rows),
@@ -162,6 +145,70 @@ def latency_grid(rows: Sequence[ServingRow]) -> Grid:
     dtype = (values.get("engine") or {}).get("dtype")  # unknown of a server that runs already
     how = ", ".join(filter(None, [values["server"], where, dtype]))
     return make_grid(f"Serving {values['model']} ({how}): {lengths}", titles, cells, _join(notes))
+
+
+def _latencies(rows: Sequence[ServingRow]) -> tuple[str, list[tuple[str, ...]]]:
+    """Titles and cells: load, energy, throughput, latency, and whether the row is within the limits."""
+    has_energy = any(row.energy["output_token"] for row in rows)
+    limited = any(limits_text([row]) for row in rows)
+    cells = [
+        (
+            _marked_level(row),
+            *((energy_cell(row.energy["output_token"]),) if has_energy else ()),
+            _rate(row),
+            *(_ms(row, "time_to_first_token_s", percentile) for percentile in (50, 95)),
+            *(_ms(row, "time_per_output_token_s", percentile) for percentile in (50, 95)),
+            *(("yes" if row.keeps_limits else "no",) if limited else ()),
+        )
+        for row in rows
+    ]
+    titles = (
+        "Load>|"
+        + ("Energy per\noutput token>|" if has_energy else "")
+        + "Output\ntokens/s>|First token\nms, p50>|p95>|Per token\nms, p50>|p95>"
+        + ("|Within\nlimits!" if limited else "")
+    )
+    return titles, cells
+
+
+# Several runs: only figures per token and latencies are compared. The energy of a whole run follows from how long the
+# load was.
+
+
+def loads_grid(records: Sequence[RunRecord]) -> Grid | None:
+    """One line per level of every run; None if no level was measured."""
+    named = [(record.label, row) for record in records for row in serving_rows(record)]
+    if not named:
+        return None
+    rows = [row for _, row in named]
+    titles, cells = _latencies(rows)
+    known = [energy for row in rows if (energy := row.energy["output_token"]) is not None]
+    notes = [
+        *_contention(rows),
+        *(["*: the load was not steady."] if not all(row.values["steady"] for row in rows) else []),
+        "Load: concurrent requests, or arrivals per second. Energy: gross, reading prompts included.",
+        *(f"Limits: {text}." for text in dict.fromkeys(limits_text([row]) for row in rows) if text),
+        *energy_notes_of(known),
+        *_missing_energy(rows),
+    ]
+    lines = [(label, *line) for (label, _), line in zip(named, cells, strict=True)]
+    return make_grid("Servers under load", f"Run!|{titles}", lines, _join(notes))
+
+
+def loads_headline(records: Sequence[RunRecord]) -> str:
+    """The run and load with the least energy per output token within the limits of its run."""
+    found = [(record.label, best) for record in records if (best := best_serving_row(serving_rows(record)))]
+    if len({_request_lengths(record) for record in records}) > 1:
+        return "The runs have different prompts or lengths; their energy per token cannot be compared."
+    known = [(energy, label, row) for label, row in found if (energy := row.energy["output_token"]) is not None]
+    if not known:
+        return "No level of load has energy per output token."
+    energy, label, row = min(known, key=lambda one: one[0].gross_j)
+    return f"Lowest energy per output token: {label} at {_load_text(row)}, {energy_cell(energy)}."
+
+
+def _request_lengths(record: RunRecord) -> tuple[object, ...]:
+    return tuple(record.spec.get(name) for name in ("prompts", "prompt_tokens", "new_tokens"))
 
 
 def energy_grid(rows: Sequence[ServingRow], record: RunRecord) -> Grid:
@@ -193,10 +240,12 @@ def energy_grid(rows: Sequence[ServingRow], record: RunRecord) -> Grid:
         "above the idle server or machine before and after.",
         *energy_notes_of(known),
     ]
+    return make_grid("Energy of serving", titles, cells, _join([*notes, *_missing_energy(rows)]))
+
+
+def _missing_energy(rows: Sequence[ServingRow]) -> list[str]:
     missing = list(dict.fromkeys(row.values["why_no_energy"] for row in rows if row.energy["output_token"] is None))
-    if missing:
-        notes.append(f"Energy is missing: {'; '.join(missing)}.")
-    return make_grid("Energy of serving", titles, cells, _join(notes))
+    return [f"Energy is missing: {'; '.join(missing)}."] if missing else []
 
 
 def _join(notes: Sequence[str]) -> str:
