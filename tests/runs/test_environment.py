@@ -89,6 +89,16 @@ def test_a_commit_is_reported_dirty_or_clean(tmp_path):
     assert commit(tmp_path)["dirty"] is True
 
 
+def test_where_git_takes_too_long_or_cannot_be_started_the_commit_is_unknown(tmp_path, monkeypatch):
+    """`git status` of a large repository on a network file system takes minutes."""
+    monkeypatch.setattr(environment, "GIT_LIMIT_S", 0.2)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for script in ("#!/bin/sh\nexec /bin/sleep 9\n", "no program"):
+        (tmp_path / "git").write_text(script)
+        (tmp_path / "git").chmod(0o755)
+        assert commit(tmp_path) == package_commit(tmp_path / "a") == {"commit": None, "dirty": None}
+
+
 def test_outside_a_repository_the_commit_is_unknown(tmp_path):
     assert commit(tmp_path) == {"commit": None, "dirty": None}
 

@@ -7,6 +7,7 @@ import pytest
 from joulelab.errors import InvalidMeasurement
 from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.meter.health import CoreUse
+from joulelab.runs.attempt_data import idle_power
 from joulelab.runs.record import EnergyByComponent, IdleBaseline, RunRecord, Totals
 from joulelab.runs.validity import (
     Evidence,
@@ -222,6 +223,11 @@ def test_idle_power_is_noted_if_it_changed_by_more_than_a_tenth():
     sensors = {"gpu": counter(), "cpu": counter()}
     (text,) = texts(attempt_of(**sensors), idle=[idle(111.0, 1980.0), idle(100.0)])
     assert text.startswith("idle power was 100 W (idle.before) and 111 W at 1980 MHz (idle.before): two states")
+    assert "above-idle" not in text
+    after = idle(50.0).model_copy(update={"stage": "idle.after", "before_load": False})
+    (text,) = texts(attempt_of(**sensors), idle=[idle(100.0), after])
+    assert text.endswith("two states of the machine; above-idle energy subtracts the power before the load")
+    assert idle_power([idle(100.0), after]).power_w == 100.0
     for same in ([idle(109.0), idle(100.0)], [idle(111.0)], [idle(0.0), idle(50.0)]):
         assert texts(attempt_of(**sensors), idle=same) == []
     assert texts(attempt_of(**sensors), idle=[idle(111.0, host="a"), idle(100.0, host="b")]) == []

@@ -61,6 +61,9 @@ _VARIABLES = re.compile(
 )
 
 
+GIT_LIMIT_S = 20.0
+
+
 def snapshot() -> dict[str, Any]:
     return {
         "taken_at": clock.iso(clock.now().wall_s),
@@ -144,8 +147,14 @@ def package_commit(module: Path) -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    """None if git reports an error, cannot be started, or takes too long, as in a large repository on a slow disk."""
     command = ["git", "-C", str(folder), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=GIT_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
     return done.stdout.strip() if done.returncode == 0 else None
 
 

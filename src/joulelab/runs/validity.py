@@ -470,10 +470,10 @@ def _idle_change(idle: Sequence[IdleBaseline]) -> str | None:
     low, high = min(idle, key=lambda b: b.power_w), max(idle, key=lambda b: b.power_w)
     if low.power_w <= 0 or high.power_w / low.power_w - 1 <= SAME_IDLE_REL:
         return None
-    return (
-        f"idle power was {_idle_text(low)} and {_idle_text(high)}: two states of the machine; "
-        "above-idle energy uses their time-weighted mean"
-    )
+    two_states = f"idle power was {_idle_text(low)} and {_idle_text(high)}: two states of the machine"
+    if all(baseline.before_load == low.before_load for baseline in idle):
+        return two_states
+    return f"{two_states}; above-idle energy subtracts the power before the load"
 
 
 def _idle_text(baseline: IdleBaseline) -> str:
