@@ -297,7 +297,19 @@ def _hashed_splits(found: _NamedParts, settings: LabeledSource) -> Splits:
         dropped = len(indexed) - len(data)
         repeated = f"; {dropped:,} repeated or contradictory rows were dropped" if dropped else ""
         notes.append(f"{indexed.where} has no splits: split by the hash of each text ({shares}){repeated}")
+    notes += _absent_classes(chosen)
     return Splits(chosen["train"], chosen["validation"], chosen["test"], tuple(notes))
+
+
+def _absent_classes(splits: Mapping[SplitName, LabeledRows]) -> list[str]:
+    """What a rare class leads to: it cannot be learned, or its quality is not measured."""
+    notes = []
+    for name, what in (("train", "training"), ("test", "test")):
+        used = set(np.unique(splits[name].labels).tolist())
+        absent = [name for number, name in enumerate(splits["train"].class_names) if number not in used]
+        if absent and used:
+            notes.append(f"no {what} text has the class {', '.join(absent[:5])}")
+    return notes
 
 
 def _size_of_hashed(
@@ -355,10 +367,7 @@ def _own_splits(found: _NamedParts, settings: LabeledSource, hold_out: bool) -> 
         where = found.parts[name].where if name in found.parts else source
         kept[name] = limited_rows(part_rows, rows_wanted(given, len(part_rows), name, where))
     twice = int(np.isin(kept["test"].keys, kept["train"].keys).sum())
-    tested = set(np.unique(kept["test"].labels).tolist())
-    absent = [name for number, name in enumerate(train.class_names) if number not in tested]
-    if absent and tested:
-        notes.append(f"no test text has the class {', '.join(absent[:5])}")
+    notes += _absent_classes(kept)
     return Splits(kept["train"], kept["validation"], kept["test"], tuple(notes), twice)
 
 

@@ -4,10 +4,12 @@ import csv
 import json
 import shutil
 from contextlib import contextmanager
+from itertools import permutations
 
 import pytest
 import tiny_reviews as tiny
 
+from joulelab.data.splits import split_of, text_id
 from joulelab.distill.classify import recipe
 from joulelab.errors import ConfigError
 from joulelab.runs.context import RunContext
@@ -135,6 +137,18 @@ def test_corrupted_predictions_of_a_teacher_are_made_again(world, hinted, monkey
     assert any(
         "Ignoring teacher-predictions from" in note.text and "corrupted" in note.text for note in record.validity.notes
     )
+
+
+def test_a_class_that_only_held_out_texts_have_counts_as_a_class_and_is_noted(world):
+    folder, encoder, reviews = world
+    texts = (" ".join(words) for words in permutations(tiny.GOOD, 4))
+    held_out = next(text for text in texts if split_of(text_id(text)) == "validation")
+    (folder / "rare.csv").write_text(f"{reviews.read_text()}\n{held_out},2\n")
+    chosen = tiny.settings(encoder, folder / "rare.csv", distill={"kd_alpha": 1.0, "feat_beta": 0.0})
+    chosen["data"] |= {"train_size": "all", "validation_size": "all"}
+    paths, record = tiny.run(folder / "rare", chosen | {"training": {**chosen["training"], "epochs": 1}})
+    assert len(json.loads((paths / "artifacts" / "final_model" / "config.json").read_text())["id2label"]) == 3
+    assert "no training text has the class 2" in [note.text for note in record.validity.notes]
 
 
 def test_a_teacher_with_an_untrained_head_is_refused_before_a_student_is_trained(world):

@@ -45,7 +45,7 @@ class Texts:
 
     @cached_property
     def classes(self) -> int:
-        return int(self.split("train").labels.max()) + 1
+        return len(self.split("train").class_names)
 
     def split(self, name: str) -> TokenizedSet:
         return tokenized_text.open_set(self.artifact.folder / name)
