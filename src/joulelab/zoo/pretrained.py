@@ -168,6 +168,18 @@ def encoder_config(name: str) -> Any:
     return config
 
 
+def encoder_positions(config: Any) -> int | None:
+    """Tokens that an encoder of this configuration can read; None: no limit is known. RoBERTa and its relatives count
+    positions from the id of the padding on, so that the first embeddings belong to no token."""
+    with torch.device("meta"):
+        model = import_transformers().AutoModel.from_config(config)
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return int(module.num_embeddings) - module.padding_idx - 1
+    positions = getattr(config, "max_position_embeddings", None)
+    return None if positions is None else int(positions)
+
+
 def causal_lm_config(name: str) -> Any:
     """Configuration of a causal language model; raises ConfigError for other models."""
     place = _locate_model(name)

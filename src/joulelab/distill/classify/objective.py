@@ -30,7 +30,14 @@ from joulelab.distill.losses import (
 from joulelab.errors import ConfigError
 from joulelab.train.optim import compile_in_place
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
-from joulelab.zoo.pretrained import encoder_config, import_transformers, load_classifier, load_tokenizer, seeded_init
+from joulelab.zoo.pretrained import (
+    encoder_config,
+    encoder_positions,
+    import_transformers,
+    load_classifier,
+    load_tokenizer,
+    seeded_init,
+)
 from joulelab.zoo.students import check_layers, take_layers
 
 _EMBEDDINGS = ("embeddings", "embedder")
@@ -130,7 +137,7 @@ def require_student(spec: ClassifySpec) -> None:
 
 def require_positions(model: str, tokens: int) -> None:
     """Longer texts would be an index error inside the model, or on a GPU a dead context."""
-    positions = getattr(encoder_config(model), "max_position_embeddings", None)
+    positions = encoder_positions(encoder_config(model))
     if positions is not None and tokens > positions:
         raise ConfigError(
             f"data.max_tokens={tokens}: {model} has {positions} positions", f"set it to at most {positions}"

@@ -25,7 +25,7 @@ from joulelab.distill.distilbert.data import LmBatch
 from joulelab.distill.losses import cosine_distance_sum, logit_mse_sum, response_kl_sum, token_cross_entropy_sum
 from joulelab.errors import ConfigError
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
-from joulelab.zoo.pretrained import import_transformers, load_pretrained, seeded_init
+from joulelab.zoo.pretrained import encoder_positions, import_transformers, load_pretrained, seeded_init
 from joulelab.zoo.students import check_layers, extract_student
 from joulelab.zoo.tasks.token_rows import use_unpadded_attention
 
@@ -108,8 +108,8 @@ def _different_widths(student: int, teacher: int) -> ConfigError:
 
 def require_room(config: Any, name: str, tokens: int, vocab_size: int) -> None:
     """A position or token without an embedding would be an index error deep inside the model; `name`: in the error."""
-    positions = int(config.max_position_embeddings) - (2 if config.model_type == "roberta" else 0)
-    if tokens > positions:
+    positions = encoder_positions(config)
+    if positions is not None and tokens > positions:
         raise ConfigError(
             f"{name} has {positions} positions; data.max_model_input_size is {tokens}",
             f"set data.max_model_input_size={positions} or less",

@@ -17,7 +17,14 @@ from joulelab.distill.losses import cross_entropy_sum, soft_target_kl_sum
 from joulelab.distill.squad.config import QaDistill
 from joulelab.errors import ConfigError
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
-from joulelab.zoo.pretrained import encoder_config, import_transformers, load_pretrained, load_tokenizer, seeded_init
+from joulelab.zoo.pretrained import (
+    encoder_config,
+    encoder_positions,
+    import_transformers,
+    load_pretrained,
+    load_tokenizer,
+    seeded_init,
+)
 from joulelab.zoo.students import check_layers
 
 _HEAD = "qa_outputs."
@@ -51,12 +58,11 @@ def keep_layers(model: nn.Module, layers: Sequence[int] | None) -> nn.Module:
 
 def require_windows_fit(name: str, tokens: int) -> None:
     """A position without an embedding would be an index error deep inside the model."""
-    config = encoder_config(name)
-    positions = getattr(config, "max_position_embeddings", None)
-    room = positions - 2 if positions is not None and config.model_type == "roberta" else positions
-    if room is not None and tokens > room:
+    positions = encoder_positions(encoder_config(name))
+    if positions is not None and tokens > positions:
         raise ConfigError(
-            f"data.max_seq_length={tokens}: {name} has {room} positions", f"set data.max_seq_length to at most {room}"
+            f"data.max_seq_length={tokens}: {name} has {positions} positions",
+            f"set data.max_seq_length to at most {positions}",
         )
 
 
