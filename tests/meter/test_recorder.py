@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from types import SimpleNamespace
 
@@ -230,6 +231,24 @@ def test_a_killed_recorder_is_replaced_and_the_loss_is_reported(tmp_path, rapl_t
     assert component_energy(trace, "cpu", [(begin, end)]).energy_j == pytest.approx(30.0)
     marks = sum(row["count"] for line in events if line["kind"] == "phases" for row in line["rows"])
     assert marks == 2
+
+
+def test_a_recorder_that_is_killed_just_before_the_end_is_not_replaced_by_one_that_stays(tmp_path, monkeypatch):
+    meter = meter_in(tmp_path, gpus="none")
+    meter.start()
+    drained, replacing = meter._marks_drained, threading.Event()
+
+    def slowly():
+        replacing.set()
+        time.sleep(0.5)
+        return drained()
+
+    monkeypatch.setattr(meter, "_marks_drained", slowly)
+    meter._recorder.kill()
+    assert replacing.wait(10)
+    meter.stop()
+    assert not meter.is_open
+    assert not [child for child in psutil.Process().children() if is_recorder(child)]
 
 
 RANK = textwrap.dedent(

@@ -89,6 +89,8 @@ class Meter:
         self._stage_numbers: dict[str, int] = {}
         self._recorder: subprocess.Popen[bytes] | None = None
         self._stopping = False
+        self._replacing = threading.Lock()
+        """Held while a killed recorder is replaced, so that `stop()` ends the new one."""
         self.started_ns = 0
         _meters.add(self)
 
@@ -157,12 +159,13 @@ class Meter:
             if recorder is None:
                 return
             self._note_cpu_time(recorder)
-            if recorder.wait() == 0 or self._stopping:
+            if recorder.wait() == 0:
                 return
-            if not self._events.path.exists():  # the run directory was deleted
-                return
-            self.event("warning", text="the recorder was killed and started again; readings paused meanwhile")
-            self._recorder = self._spawn(marks_read=self._marks_drained())
+            with self._replacing:
+                if self._stopping or not self._events.path.exists():  # the run directory was deleted
+                    return
+                self.event("warning", text="the recorder was killed and started again; readings paused meanwhile")
+                self._recorder = self._spawn(marks_read=self._marks_drained())
 
     def _note_cpu_time(self, recorder: subprocess.Popen[bytes]) -> None:
         """Wait for the recorder's end and record its CPU time before it is reaped: the kernel then adds that time to
@@ -184,8 +187,9 @@ class Meter:
         """End the recorder after it has seen the last mark; a dead recorder is reported, not raised."""
         if self._recorder is None:
             return
-        self._stopping = True
-        recorder, self._recorder = self._recorder, None
+        with self._replacing:
+            self._stopping = True
+            recorder, self._recorder = self._recorder, None
         try:
             # Asked and not signaled: the recorder takes a last reading of every counter before it
             # ends.
