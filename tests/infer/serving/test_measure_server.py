@@ -393,7 +393,10 @@ def first_token(tokenizer, prompt):
     "error, hint",
     [
         ("HTTP 400: unknown parameter 'ignore_eos'", "set ignore_eos=false: the server does not support ignore_eos"),
-        ("HTTP 400: This model's maximum context length is 512 tokens.", "lower --prompt-tokens, or start the server"),
+        (
+            "HTTP 400: This model's maximum context length is 512 tokens.",
+            "lower --new-tokens or --prompt-tokens, or start the server",
+        ),
         ("HTTP 401: invalid token", "see the server's log; ignore_eos=false omits this parameter"),
     ],
 )
@@ -401,7 +404,7 @@ def test_the_hint_fits_the_error_of_the_server(error, hint, monkeypatch):
     spec = check({"pipeline": "serving", "server": "http://localhost:1/v1"})
     monkeypatch.setattr(config, "listed_models", lambda url: {"m": None})
     monkeypatch.setattr(
-        config.StreamingClient, "ask", lambda client, request, path, body: setattr(request, "error", error)
+        config.StreamingClient, "ask", lambda client, request, path, body, ended: setattr(request, "error", error)
     )
     with pytest.raises(UsageError) as refused:
         spec.require_server()
@@ -432,6 +435,18 @@ def test_requests_that_the_servers_context_cannot_hold_are_refused(tiny_server, 
         and "--context N" in said
     )
     assert "ignore_eos" not in said and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("lengths", [{"new_tokens": "60"}, {"prompt_tokens": "4-60", "new_tokens": "8"}])
+def test_a_server_that_does_not_state_its_context_is_asked_for_an_answer_of_full_length(
+    tiny_server, monkeypatch, lengths
+):
+    monkeypatch.setattr(config, "listed_models", lambda url: {"tiny": None})
+    server = {"pipeline": "serving", "server": tiny_server[0].url, "prompt_tokens": "8"}
+    with pytest.raises(UsageError, match="does not answer a streamed request: HTTP 400") as refused:
+        check({**server, **lengths}).preflight()
+    assert refused.value.hint.startswith("lower --new-tokens or --prompt-tokens")
+    check({**server, "new_tokens": "20-50"}).preflight()
 
 
 def test_an_engine_gets_room_for_what_is_requested_of_it(tmp_path):

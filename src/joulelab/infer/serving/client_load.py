@@ -107,6 +107,17 @@ class LoadEnd:
                 self._open.discard(connection)
 
 
+class FirstToken(LoadEnd):
+    """Ends a request at its first token."""
+
+    def __init__(self, request: SentRequest) -> None:
+        super().__init__()
+        self._request = request
+
+    def __call__(self) -> bool:
+        return bool(self._request.chunk_ns)
+
+
 def _shut_down(connection: socket.socket) -> None:
     with suppress(OSError):  # the server was first
         connection.shutdown(socket.SHUT_RDWR)

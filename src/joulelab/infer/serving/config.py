@@ -34,7 +34,7 @@ from joulelab.infer.config import (
 )
 from joulelab.infer.generation.engine_process import CHILD_ENGINES, EngineInstallation
 from joulelab.infer.generation.server import Endpoint, locate_server, server_address, with_children
-from joulelab.infer.serving.client_load import LoadLevel, SentRequest, StreamingClient
+from joulelab.infer.serving.client_load import FirstToken, LoadEnd, LoadLevel, SentRequest, StreamingClient
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors.cpu import usable_cores
 from joulelab.meter.sensors.nvml import compute_pids, opened_cards
@@ -366,7 +366,7 @@ class ServingSpec(RunSpec):
         elif self.engine:
             yield lambda: self.served_model
         else:
-            yield self.require_server
+            yield self.require_server_with_room
 
     def require_server(self) -> str:
         """The name of the model in requests; raises if the server does not answer one."""
@@ -381,15 +381,30 @@ class ServingSpec(RunSpec):
         if not name:
             raise ConfigError(f"{self.server} lists no model", "name one with --model")
         self._require_room(contexts.get(name))
-        probe = SentRequest(time.monotonic_ns())
         path, body = next(self.requests(name))
-        StreamingClient(self.server, api_key(), min(self.timeout_s, 120.0), whole=True).ask(
-            probe, path, {**body, "max_tokens": 2}
-        )
+        self._require_answer(path, {**body, "max_tokens": 2})
+        return name
+
+    def require_server_with_room(self) -> None:
+        """Only a request of full length shows whether a server that does not state its context has room for it."""
+        name = self.require_server()
+        if listed_models(self.server).get(name) is not None:
+            return
+        path, body = next(self.requests(name))
+        longest: dict[str, Any] = {**body, "max_tokens": Lengths.parse(self.new_tokens).largest}
+        if not self.prompts:
+            words = itertools.cycle(_WORDS.split())
+            longest["prompt"] = " ".join(itertools.islice(words, Lengths.parse(self.prompt_tokens).largest))
+        self._require_answer(path, longest, only_first_token=True)
+
+    def _require_answer(self, path: str, body: Mapping[str, Any], only_first_token: bool = False) -> None:
+        probe = SentRequest(time.monotonic_ns())
+        timeout_s = self.timeout_s if only_first_token else min(self.timeout_s, 120.0)
+        ended = FirstToken(probe) if only_first_token else LoadEnd()
+        StreamingClient(self.server, api_key(), timeout_s, whole=True).ask(probe, path, body, ended)
         if probe.error:
             hint = self._hint(probe.error)
             raise UsageError(f"{self.server} does not answer a streamed request: {probe.error}", hint)
-        return name
 
     def _require_room(self, context: int | None) -> None:
         """Refuse requests that the server's context of so many tokens cannot hold; a word has at least one token."""
@@ -412,8 +427,8 @@ class ServingSpec(RunSpec):
             return "set ignore_eos=false: the server does not support ignore_eos"
         # A prompt that is too long: each server has its own words.
         if error.startswith(("HTTP 400", "HTTP 413")) and any(word in error for word in ("token", "context")):
-            shorter = "shorten the prompts" if self.prompts else "lower --prompt-tokens"
-            return f"{shorter}, or start the server with more room (joulelab serve --context N)"
+            shorter = "shorten the prompts" if self.prompts else "--prompt-tokens"
+            return f"lower --new-tokens or {shorter}, or start the server with more room (joulelab serve --context N)"
         return "see the server's log" + ("; ignore_eos=false omits this parameter" if self.ignores_eos else "")
 
     def requests(self, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
