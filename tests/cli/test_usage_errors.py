@@ -197,6 +197,24 @@ def test_an_input_longer_than_the_model_is_refused_before_anything_starts(tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sweep", "--resume", "sweep-x", "--dry-run"], "--resume uses the settings of the sweep itself"),
+        (["sweep", "--resume", "sweep-x", "--repeats", "2"], "--resume uses the settings of the sweep itself"),
+        (["sweep", "--resume", "sweep-x", "--name", "x"], "--resume uses the settings of the sweep itself"),
+        (["runs", "--last", "1", "--prune", "--yes"], "--last has no effect with --prune"),
+        (["runs", "--last", "1", "--compact"], "--last has no effect with --compact"),
+        (["compare", "x", "--json", "--format", "csv"], "--json and --format csv were both given"),
+        (["bill", "x", "--json", "--format", "markdown"], "--json and --format markdown were both given"),
+        (["zoo", "--size", "tiny"], "--size belongs to a model, and none was named"),
+    ],
+)
+def test_options_without_effect_are_refused(tmp_path, words, message):
+    done = joulelab_here(*words, cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+
+
 def test_show_takes_patterns_as_other_verbs_do(tmp_path):
     for name in ("hole-a", "hole-b", "whole"):
         joulelab("measure", "--gpus", "none", "--name", name, "--runs-dir", tmp_path, "--", "true")

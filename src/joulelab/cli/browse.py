@@ -60,6 +60,9 @@ def runs(
         raise UsageError(f"there is no folder {store}", "check --runs-dir")
     if compact and prune:
         raise UsageError("--compact and --prune were both given", "choose one of them")
+    if last is not None and (compact or prune):
+        option = "--compact" if compact else "--prune"
+        raise UsageError(f"--last has no effect with {option}, which applies to the whole store", "leave it out")
     if yes and not prune:
         raise UsageError("--yes has no effect without --prune", "joulelab runs --prune --yes")
     if compact:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joulelab.cli.options import AsJson, complete_models, detail
+from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
     from joulelab.runs.spec import Explained
@@ -45,6 +46,8 @@ def zoo(
     from joulelab.report.tables.training_table import families_grid, listing_grid, model_grids, paper_grids
     from joulelab.zoo.registry import all_models, find_model
 
+    if name is None and size:
+        raise UsageError("--size belongs to a model, and none was named", f"joulelab zoo NAME --size {size}")
     if name is None:
         rows = [describe(entry) for entry in all_models()]
         if as_json:

@@ -158,6 +158,7 @@ def compare(
     from joulelab.report.compare.method_rows import is_about_inference, select
     from joulelab.runs.store import store_root
 
+    _require_one_form(form, as_json)
     store = store_root(runs_dir)
     selection = select(store, names, baseline)
     about_inference = is_about_inference(selection.group)
@@ -194,6 +195,11 @@ def compare(
         _print_text(comparison, selection, shared)
     else:
         print(_text(comparison, form, shared), end="")
+
+
+def _require_one_form(form: str, as_json: bool) -> None:
+    if as_json and form != "text":
+        raise UsageError(f"--json and --format {form} were both given", "choose one of them")
 
 
 def _print_text(comparison: Comparison, selection: Selection, shared: list[Grid]) -> None:
@@ -262,6 +268,7 @@ def bill(
     from joulelab.report.tables.bill_tables import find_bill
     from joulelab.runs.store import store_root
 
+    _require_one_form(form, as_json)
     if pue is not None and not pue < float("inf"):
         raise UsageError(f"--pue {pue:g} is not a number", "1.0 means no overhead; data centers have 1.1 to 1.6")
     found = find_bill(store_root(runs_dir), name, students)

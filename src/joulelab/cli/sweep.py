@@ -78,7 +78,7 @@ def sweep(
 
     store = store_root(runs_dir)
     if resume is not None:
-        if words:
+        if words or repeats != 1 or name is not None or dry_run:
             raise UsageError("--resume uses the settings of the sweep itself", "leave all other arguments out")
         resume_sweep(store, resume, as_json)
         return
