@@ -62,6 +62,14 @@ def test_a_column_that_is_no_label_is_refused(folder, columns, text):
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.parametrize("text", ['{"num_hidden_layers": ', "[1]"])
+def test_a_model_with_a_corrupted_configuration_is_refused_by_new_compare(folder, text):
+    (folder / "my-bert" / "config.json").write_text(text)
+    done = joulelab_here("new", "compare", "my.yaml", "--data", "mine.csv", "--teacher", "./my-bert")
+    assert done.returncode == 2 and "my-bert/config.json" in done.stderr and "Traceback" not in done.stderr
+    assert not (folder / "my.yaml").exists()
+
+
 def test_a_labels_only_run_names_its_student_alone(folder):
     done = joulelab_here("run", "demo-labels", "data.source=mine.csv", "student.model=./no-such-model")
     assert done.returncode == 2

@@ -182,14 +182,15 @@ class _Model:
 
     @property
     def layers(self) -> int | None:
-        return next(
-            (self.config[key] for key in ("num_hidden_layers", "n_layers", "n_layer") if key in self.config), None
-        )
+        return self._number("num_hidden_layers", "n_layers", "n_layer")
 
     @property
     def positions(self) -> int:
-        names = ("max_position_embeddings", "n_positions")
-        return int(next((self.config[key] for key in names if key in self.config), 512))
+        return self._number("max_position_embeddings", "n_positions") or 512
+
+    def _number(self, *names: str) -> int | None:
+        """The first of these that the configuration has."""
+        return next((found for name in names if isinstance(found := self.config.get(name), int)), None)
 
     @property
     def half(self) -> list[int]:
@@ -200,6 +201,7 @@ class _Model:
 
 def _model(name: str) -> _Model:
     from joulelab.data import hub, sources
+    from joulelab.runs.paths import read_json
 
     place = sources.parse(name)
     if place.kind == "sample" and sources.find_sample(place.name).kind == "labeled-text":
@@ -213,7 +215,7 @@ def _model(name: str) -> _Model:
         where = "is not downloaded" if folder is None else "has no config.json"
         meant = sources.sample_meant(name) if folder is None else ""
         raise UsageError(f"{name} {where}, so its layers are unknown", meant or "name a folder in Hugging Face format")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     causal = any(str(kind).endswith(("ForCausalLM", "LMHeadModel")) for kind in config.get("architectures") or ())
     return _Model(name, config, causal)
 
