@@ -112,7 +112,9 @@ def infer(
     ] = None,
     target_ci: Annotated[
         str | None,
-        _option(_MODEL, "PERCENT", "Measure until the energy's 95 % interval is at most ± this (2%).", "--target-ci"),
+        _option(
+            _MODEL, "PERCENT", "Measure until the energy's 95 % interval is at most ± this, e.g. 2%.", "--target-ci"
+        ),
     ] = None,
     max_time: Annotated[
         float | None,
