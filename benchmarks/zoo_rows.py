@@ -4,6 +4,9 @@ Each model trains in our loop on synthetic batches of the stated size and shape:
 of `--seconds` between two synchronizations, energy from the trace. `reference` is milabench's figure for one
 H200 (one H100 where it says so), taken from its published reports; `ratio` is ours over theirs.
 
+Every measurement is printed when it is made. All are made in one process; where it ends (a CUDA error, no memory) or
+takes longer than `--limit-s` for one of them, another process goes on with the next.
+
     python benchmarks/zoo_rows.py --models bert,resnet50 --seconds 10
     python benchmarks/zoo_rows.py --models bert,resnet50 --auto
     python benchmarks/zoo_rows.py --models bert --auto --tiny --seconds 0.2
@@ -17,13 +20,14 @@ import multiprocessing
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import get_args
 
+import psutil
 import torch
 from pacing import forget_peak, free, interrupt_on_sigterm, undisturbed, warm_up
 
@@ -32,7 +36,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
-from joulelab.train.autotune import choose, compile_mode, time_in_training
+from joulelab.train.autotune import Candidate, Choice, Trial, choose, compile_mode, time_in_training
 from joulelab.train.config import CompileMode, Optimizer, Precision, TrainingConfig
 from joulelab.train.devices import peak_flops
 from joulelab.train.optim import float32_matmul_precision
@@ -40,9 +44,12 @@ from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.trainer import SimpleTrainer
 from joulelab.train.zoo_config import ZooTraining
 from joulelab.train.zoo_pipeline import matmul_precision
-from joulelab.zoo.cost import ModelCost, model_cost
+from joulelab.zoo.cost import model_cost
 from joulelab.zoo.objective import prepare
 from joulelab.zoo.registry import WorkloadRequest
+
+END_S = 5.0
+"""For a process to end."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +128,9 @@ def request_of(row: Row) -> WorkloadRequest:
     )
 
 
-def cost_of(row: Row) -> ModelCost:
-    return model_cost(request_of(row))
-
-
-def measure(
-    row: Row, cost: ModelCost, compiled: CompileMode, seconds: float, device: torch.device, is_auto: bool = False
-) -> Measured:
+def measure(row: Row, compiled: CompileMode, seconds: float, device: torch.device, is_auto: bool = False) -> Measured:
     request = request_of(row)
+    cost = model_cost(request)
     with device:  # large models are initialized in a second on the GPU, in minutes on the CPU
         workload = prepare(request)
     for module in (workload.model, *workload.objective.modules().values()):
@@ -156,41 +158,32 @@ def measure(
     )  # fmt: skip
 
 
-def measure_auto(row: Row, cost: ModelCost, seconds: float, device: torch.device) -> Measured:
+def measure_auto(row: Row, seconds: float, device: torch.device) -> Measured:
     """As `joulelab train` chooses precision and compilation for a long training."""
+    choice = try_candidates(row, device)
+    free()
+    print(f"  auto: {choice.candidate}, {choice.reason}", flush=True)
+    chosen = replace(row, precision=choice.candidate.precision)  # type: ignore[arg-type]
+    return measure(chosen, choice.candidate.compile, seconds, device, is_auto=True)  # type: ignore[arg-type]
+
+
+def try_candidates(row: Row, device: torch.device) -> Choice:
     config = ZooTraining(epochs=None, max_steps=10**9, batch_size=row.batch_size, optimizer=row.optimizer, prefetch=4)
+    request = request_of(row)
     with device:
-        workload = prepare(request_of(row))
+        workload = prepare(request)
     for module in (workload.model, *workload.objective.modules().values()):
         module.to("cpu")  # as in a run: trials have the memory of the GPU for their copies
-    timing = time_in_training(workload, request_of(row).seed, config, device)
-    # Trials also on a CPU, where `joulelab train` has none: a tiny size shows that each model can be tried.
-    choice = choose(config, "cuda", 1, config.max_steps, timing, compile_mode(workload.model))
-    del workload, timing
     free()
-    print("  auto: " + "; ".join(map(str, choice.trials)), flush=True)
-    chosen = replace(row, precision=choice.candidate.precision)  # type: ignore[arg-type]
-    return measure(chosen, cost, choice.candidate.compile, seconds, device, is_auto=True)  # type: ignore[arg-type]
+    time_candidate = time_in_training(workload, request.seed, config, device)
 
+    def shown(candidate: Candidate) -> Trial:
+        trial = time_candidate(candidate)
+        print(f"  trial of {row.model} {row.size}: {trial}", flush=True)
+        return trial
 
-@contextmanager
-def recorded() -> Iterator[list[Measured]]:
-    """Prints what was put into the list, with its energy: after each row, so that an interrupted benchmark keeps those
-    before it."""
-    found: list[Measured] = []
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.jsonl"
-        meter = Meter(trace, Path(folder) / "events.jsonl", EnergyConfig())
-        meter.start()
-        try:
-            yield found
-        finally:
-            meter.stop()
-            loaded = load_trace(trace)
-            for one in found:
-                one = one.with_energy(component_energy(loaded, "gpu", [one.window_ns]).energy_j)
-                print(output_text(one))
-                print(json.dumps({"benchmark": "zoo_rows", **asdict(one)}), flush=True)
+    # Trials also on a CPU, where `joulelab train` has none: a tiny size shows that each model can be tried.
+    return choose(config, "cuda", 1, config.max_steps, shown, compile_mode(workload.model))
 
 
 def output_text(found: Measured) -> str:
@@ -206,6 +199,100 @@ def output_text(found: Measured) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Job:
+    """One measurement."""
+
+    row: Row
+    is_auto: bool
+    """As a trial chooses, and not in the row's precision."""
+
+    def __str__(self) -> str:
+        row = self.row
+        return " ".join(filter(None, (row.model, row.size, "auto" if self.is_auto else row.precision)))
+
+
+def jobs_of(rows: list[Row], with_auto: bool) -> list[Job]:
+    found = []
+    for row in rows:
+        found.append(Job(row, is_auto=False))
+        # The choice does not depend on the precision of the row.
+        if with_auto and not any(
+            job.is_auto and (job.row.model, job.row.size) == (row.model, row.size) for job in found
+        ):
+            found.append(Job(row, is_auto=True))
+    return found
+
+
+def run_job(job: Job, compiled: CompileMode, seconds: float, device: torch.device) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        meter = Meter(trace, Path(folder) / "events.jsonl", EnergyConfig())
+        meter.start()
+        try:
+            if job.is_auto:
+                found = measure_auto(job.row, seconds, device)
+            else:
+                found = measure(job.row, compiled, seconds, device)
+        finally:
+            meter.stop()
+        found = found.with_energy(component_energy(load_trace(trace), "gpu", [found.window_ns]).energy_j)
+    print(output_text(found))
+    print(json.dumps({"benchmark": "zoo_rows", **asdict(found)}), flush=True)
+
+
+def work(jobs: list[Job], options: argparse.Namespace, done: Connection) -> None:
+    """In a process of its own: one job after the other; tells when each is over."""
+    device = torch.device("cpu") if options.tiny else torch.device("cuda", 0)
+    # Shapes are the same at every step. `joulelab train` does not let cuDNN search: it took 200 s for regnet in fp32.
+    torch.backends.cudnn.benchmark = not options.auto
+    with suppress(KeyboardInterrupt):
+        for job in jobs:
+            try:
+                run_job(job, options.compile, options.seconds, device)
+            except Exception:
+                print(f"{job}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
+                if device.type == "cuda":
+                    torch.cuda.synchronize()  # fails after a CUDA error, after which nothing works in this process
+            free()
+            done.send(None)
+
+
+def run_jobs(jobs: list[Job], options: argparse.Namespace) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    while jobs:
+        receiver, sender = spawn.Pipe(duplex=False)
+        worker = spawn.Process(target=work, args=(jobs, options, sender))
+        worker.start()
+        sender.close()  # with the worker's copy it ends when the worker does
+        try:
+            while jobs and receiver.poll(options.limit_s):
+                receiver.recv()
+                jobs = jobs[1:]
+            problem = f"not done within {options.limit_s:g} s"
+        except EOFError:
+            worker.join(END_S)
+            problem = f"its process ended with exit code {worker.exitcode}"
+        finally:
+            end(worker, is_idle=not jobs)
+        if jobs:
+            print(f"{jobs[0]}: FAILED: {problem}", flush=True)
+            jobs = jobs[1:]
+
+
+def end(worker: BaseProcess, is_idle: bool) -> None:
+    """With the processes that it has started. Killed: a wait for a kernel or a compiler does not end by itself."""
+    family = []
+    with suppress(psutil.Error):
+        family = psutil.Process(worker.pid).children(recursive=True)
+    worker.join(END_S if is_idle else 0.0)
+    worker.kill()
+    worker.join(END_S)  # not forever: a process inside the GPU driver may not end
+    for process in family:
+        with suppress(psutil.Error):
+            process.kill()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="", help="by commas; default: all rows")
@@ -214,42 +301,22 @@ def main() -> None:
     parser.add_argument("--auto", action="store_true", help="measure each row also as a trial chooses")
     parser.add_argument("--precision", default="", help="only rows of this precision")
     parser.add_argument("--batch-size", type=int, default=0, help="in place of the row's own")
+    parser.add_argument("--limit-s", type=float, default=400.0, help="of one measurement, with its trial (400)")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU, to check the benchmark")
     options = parser.parse_args()
     interrupt_on_sigterm()
     wanted = [name for name in options.models.split(",") if name]
+    if unknown := [name for name in wanted if name not in {row.model for row in ROWS}]:
+        parser.error(f"no row of {', '.join(unknown)}; rows: {', '.join(dict.fromkeys(row.model for row in ROWS))}")
     rows = [row for row in ROWS if not wanted or row.model in wanted]
     rows = [row for row in rows if not options.precision or row.precision == options.precision]
     if options.tiny:
         rows = [replace(row, size="tiny", batch_size=2, shape={}, precision="fp32") for row in rows]
     elif not torch.cuda.is_available():
         sys.exit("this benchmark needs a GPU; --tiny runs on a CPU")
-    device = torch.device("cpu") if options.tiny else torch.device("cuda", 0)
-    # Shapes are the same at every step. `joulelab train` does not let cuDNN search: it took 200 s for regnet in fp32.
-    torch.backends.cudnn.benchmark = not options.auto
-    if options.tiny:
-        costs = list(map(cost_of, rows))
-    else:
-        with ProcessPoolExecutor(
-            8, mp_context=multiprocessing.get_context("spawn")
-        ) as pool:  # seconds each, on the host
-            costs = list(pool.map(cost_of, rows))
-    tried: set[tuple[str, str]] = set()
-    for row, cost in zip(rows, costs, strict=True):
-        row = replace(row, batch_size=options.batch_size or row.batch_size)
-        try:
-            with recorded() as found:
-                found.append(measure(row, cost, options.compile, options.seconds, device))
-                # The choice does not depend on the precision of the row.
-                if options.auto and (row.model, row.size) not in tried:
-                    tried.add((row.model, row.size))
-                    free()
-                    found.append(measure_auto(row, cost, options.seconds, device))
-        except KeyboardInterrupt:
-            break
-        except Exception:
-            print(f"{row.model} {row.precision}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
-        free()
+    rows = [replace(row, batch_size=options.batch_size or row.batch_size) for row in rows]
+    with suppress(KeyboardInterrupt):
+        run_jobs(jobs_of(rows, options.auto), options)
 
 
 if __name__ == "__main__":

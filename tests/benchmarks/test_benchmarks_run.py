@@ -1,6 +1,9 @@
 """Every benchmark starts, and runs at a tiny size where a CPU is enough."""
 
+import argparse
+import importlib
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -110,6 +113,40 @@ def test_inference_rows_subtracts_the_stable_idle_power_before_the_load(monkeypa
 
     assert lab.idle(read).power_w == pytest.approx(100.0)
     assert lab.idle(read).half_width_w == pytest.approx(0.0)
+
+
+def work_that_ends_and_hangs(jobs, options, done):
+    for job in jobs:
+        if job == "ends":
+            os._exit(3)
+        if job == "hangs":
+            time.sleep(600)
+        print(f"measured {job}", flush=True)
+        done.send(None)
+
+
+def test_a_row_whose_process_ends_or_hangs_does_not_lose_the_others(monkeypatch, capfd):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    zoo_rows = importlib.import_module("zoo_rows")
+    monkeypatch.setattr(zoo_rows, "work", work_that_ends_and_hangs)
+    zoo_rows.run_jobs(["first", "ends", "second", "hangs", "third"], argparse.Namespace(limit_s=8.0))
+    assert capfd.readouterr().out.splitlines() == [
+        "measured first",
+        "ends: FAILED: its process ended with exit code 3",
+        "measured second",
+        "hangs: FAILED: not done within 8 s",
+        "measured third",
+    ]
+
+
+def test_each_size_is_measured_once_as_a_trial_chooses(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    zoo_rows = importlib.import_module("zoo_rows")
+    rows = [row for row in zoo_rows.ROWS if row.model in ("llava", "bert")]
+    assert [str(job) for job in zoo_rows.jobs_of(rows, with_auto=True)] == [
+        "bert fp16", "bert auto", "bert tf32", "bert fp32",
+        "llava 7b-bf16 fp32", "llava 7b-bf16 auto", "llava bf16", "llava auto",
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
