@@ -71,6 +71,20 @@ def test_a_folder_saved_by_datasets_keeps_its_class_names_and_loses_unlabeled_ro
     assert data.class_names == ("bad", "good")
 
 
+def test_minus_one_is_a_class_of_a_dataset_that_does_not_name_its_classes(tmp_path: Path) -> None:
+    import datasets
+
+    rows = [{"text": f"number {number}", "label": number % 3 - 1} for number in range(30)]
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "plain"))
+    assert load(str(tmp_path / "plain")).class_names == ("-1", "0", "1")
+    assert open_parts(str(tmp_path / "plain"), "all").notes == (f"{tmp_path}/plain: the label -1 is read as a class",)
+    classes = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["bad", "good"])})
+    datasets.Dataset.from_list(rows, features=classes).save_to_disk(str(tmp_path / "named"))
+    assert set(load(str(tmp_path / "named")).labels) == {0, 1}
+    (note,) = open_parts(str(tmp_path / "named"), "all").notes
+    assert note.endswith("10 of 30 rows are not used: they have no label")
+
+
 def test_names_of_classes_are_numbered_in_sorted_order(tmp_path: Path) -> None:
     data = load(csv(tmp_path, "review,sentiment\nfine,positive\ndull,negative\nso so,neutral\n"))
     assert data.class_names == ("negative", "neutral", "positive")

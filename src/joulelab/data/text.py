@@ -621,16 +621,16 @@ def _hub_parts(found: Any, source: str, choice: ColumnChoice, saved: bool = Fals
     parts, names, notes = {}, {}, []
     for name, dataset in datasets.items():
         where = source if name == UNSPLIT else f"{source} ({name})"
-        table = _dataset_table(dataset, where, choice, saved)
+        table, note = _dataset_table(dataset, where, choice, saved)
         if table is not None:
             parts[name], names[name] = table, where
-        else:
-            notes.append(f"{where} is not used: its rows have no label")
+        notes += [note] if note else []
     return TableParts(parts, names, tuple(notes))
 
 
-def _dataset_table(dataset: Any, source: str, choice: ColumnChoice, saved: bool) -> Table | None:
-    """None: no row has a label."""
+def _dataset_table(dataset: Any, source: str, choice: ColumnChoice, saved: bool) -> tuple[Table | None, str | None]:
+    """The labeled rows, None if there are none; and a note on the others. Where the dataset names its classes, -1 is
+    none of them; otherwise it may be one, unless all rows have it."""
 
     def batches(columns: Sequence[str] | None) -> Iterator[Columns]:
         if saved and dataset.cache_files:
@@ -643,7 +643,7 @@ def _dataset_table(dataset: Any, source: str, choice: ColumnChoice, saved: bool)
     table = Table(tuple(dataset.column_names), batches)
     if not choice.labeled:
         choice.text_in(table.header, source)
-        return table
+        return table, None
     if TOKEN_IDS_COLUMN in table.names and column(table.header, TEXT_COLUMNS) is None:
         label = choice.label_in(table.header, source)
     else:
@@ -652,11 +652,12 @@ def _dataset_table(dataset: Any, source: str, choice: ColumnChoice, saved: bool)
     table = replace(table, class_names=tuple(names) if names else None)
     values = chain.from_iterable(batch.values[label] for batch in table.batches([label]))
     unlabeled = sum(value == _NOT_LABELED for value in values)
-    if not unlabeled:
-        return table
-    if unlabeled == len(dataset):
-        return None
-    return table.changed(partial(_labeled_rows, label), needs=label)
+    if unlabeled and unlabeled == len(dataset):
+        return None, f"{source} is not used: its rows have no label"
+    if not unlabeled or not names:
+        return table, f"{source}: the label {_NOT_LABELED} is read as a class" if unlabeled else None
+    note = f"{source}: {unlabeled:,} of {len(dataset):,} rows are not used: they have no label"
+    return table.changed(partial(_labeled_rows, label), needs=label), note
 
 
 def _saved_batches(dataset: Any, columns: Sequence[str]) -> Iterator[Columns]:
