@@ -29,6 +29,14 @@ def test_all_configurations_come_before_the_next_repeat():
     assert specs[1].label == "batch_size=2, precision=bf16"
 
 
+def test_a_group_on_other_data_has_no_description_of_the_former_data_whatever_name_the_data_has(tmp_path):
+    (tmp_path / "a.yaml").write_text("pipeline: train\nmodel: gpt2\nsize: tiny\ndataset: a.txt\nlabel: a\n")
+    member = {"experiment": str(tmp_path / "a.yaml")}
+    settings = {"name": "g", "about": "On a.", "baseline": "a", "members": [member]}
+    assert check_group(settings, {"seed": 3})[0].about == "On a."
+    assert check_group(settings, {"data": {"source": "b.txt"}})[0].about == ""
+
+
 def test_a_setting_is_swept_under_any_of_its_names_but_not_under_two():
     settings = {**read_experiment("kd-tiny"), "distill": {"temperature": 3.0}}
     specs = sweep_specs(settings, {"distill.kd_T": [1.0, 2.0]}, repeats=1)

@@ -122,7 +122,7 @@ def check_group(
     whole = [partial(_require_baseline, group, specs), partial(refuse_unused, overrides, specs)]
     refuse_all([*whole, *(found for spec in specs for found in checks(spec))])
     settings_of = [merge(read_experiment(member.experiment), member.overrides) for member in group.members]
-    if not all(still_describes(settings, overrides) for settings in settings_of):
+    if not all(still_describes(one, in_current_names(overrides, one.get("pipeline"))) for one in settings_of):
         group = group.model_copy(update={"about": ""})
     return group, specs
 

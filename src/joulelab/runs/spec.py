@@ -828,12 +828,13 @@ def load_spec(name: str, overrides: Mapping[str, Any] | None = None) -> RunSpec:
 def refuse_unused(overrides: Mapping[str, Any], specs: Sequence[RunSpec]) -> None:
     """Refuse changed settings that none of these runs uses. An experiment file may have them: its variants share it."""
     for key in _keys(overrides):
-        current = current_key(type(specs[0]), key)
-        for name in (current.partition(".")[0], current):
-            users = [spec.unused_settings.get(name) for spec in specs]
+        current = [current_key(type(spec), key) for spec in specs]
+        for names in ([name.partition(".")[0] for name in current], current):
+            users = [spec.unused_settings.get(name) for spec, name in zip(specs, names, strict=True)]
             if users and all(users):
                 raise ConfigError(
-                    f"{key} has no effect in this run with pipeline={specs[0].pipeline}; {name} is used by: {users[0]}",
+                    f"{key} has no effect in this run with pipeline={specs[0].pipeline}; {names[0]} is used by: "
+                    f"{users[0]}",
                     "leave it out",
                 )
 
