@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from statistics import NormalDist
 
 import numpy as np
@@ -110,6 +111,14 @@ def test_the_sign_flip_test_matches_enumeration() -> None:
     one = accuracy_difference(a[:1], b[:1])
     net = b[0].astype(int) - a[0]
     assert one.p_value == pytest.approx(np.mean(np.abs(signs @ np.abs(net)) >= abs(net.sum())))
+
+
+def test_many_items_and_different_numbers_of_runs_take_seconds() -> None:
+    rng = np.random.default_rng(0)
+    hard_N = rng.beta(2, 1, 40_000)  # noqa: N806
+    began_s = time.process_time()
+    accuracy_difference(rng.random((5, 40_000)) < hard_N, rng.random((7, 40_000)) < hard_N, paired=False)
+    assert time.process_time() - began_s < 30, "it took three minutes by convolutions"
 
 
 def test_seeds_that_scatter_widen_the_interval() -> None:
