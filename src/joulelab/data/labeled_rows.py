@@ -134,9 +134,6 @@ class LabeledRows:
             labels=self.labels[places],
         )
 
-    def in_file_order(self) -> LabeledRows:
-        return self.take(np.argsort(self.rows, kind="stable"))
-
     def batches(self, columns: Sequence[str]) -> Iterator[tuple[NDArray[np.int64], Columns]]:
         """In the order of the table: places in this set, and the columns of their rows."""
         order = np.argsort(self.rows, kind="stable")
