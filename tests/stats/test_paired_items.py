@@ -115,7 +115,7 @@ def test_the_sign_flip_test_matches_enumeration() -> None:
 
 def test_many_items_and_different_numbers_of_runs_take_seconds() -> None:
     rng = np.random.default_rng(0)
-    hard_N = rng.beta(2, 1, 40_000)  # noqa: N806
+    hard_N = rng.beta(2, 1, 40_000)
     began_s = time.process_time()
     accuracy_difference(rng.random((5, 40_000)) < hard_N, rng.random((7, 40_000)) < hard_N, paired=False)
     assert time.process_time() - began_s < 30, "it took three minutes by convolutions"

@@ -118,9 +118,10 @@ def _sign_flip_p(net_N: np.ndarray) -> float:  # noqa: N803
     largest, observed = int((sizes * counts).sum()), abs(int(net_N.sum()))
     if observed == 0:
         return 1.0
-    # An item that differs by k adds k or -k, with the characteristic function cos(k w); that of the sum is the product,
-    # and its discrete Fourier transform over all 2 largest + 1 values is the exact distribution. Convolutions would take
-    # minutes for tens of thousands of items and different numbers of runs.
+    # An item that differs by k adds k or -k, with the characteristic function cos(k w); that of the
+    # sum is the product, and its discrete Fourier transform over all 2 largest + 1 values is the
+    # exact distribution. Convolutions would take minutes for tens of thousands of items and
+    # different numbers of runs.
     length = 2 * largest + 1
     phases = 2 * np.pi / length * np.arange(largest + 1)
     product = np.ones(largest + 1)
