@@ -40,15 +40,15 @@ def budget(clock=None, energy=None, replayed=None, notes=None, **limits):
 
 
 def test_the_first_limit_that_is_reached_ends_it():
-    assert budget(epochs=2.0).steps == 10
-    assert budget(epochs=2.0, max_steps=3).steps == 3
-    assert budget(max_tokens=100).steps is None
+    assert budget(epochs=2.0).total_steps(Position()) == 10
+    assert budget(epochs=2.0, max_steps=3).total_steps(Position()) == 3
+    assert budget(max_tokens=100).total_steps(Position()) is None
     assert budget(max_tokens=100).exhausted(Position(step=2, tokens=100))
     assert not budget(max_tokens=100, max_steps=5).exhausted(Position(step=2, tokens=99))
 
 
 def test_the_expected_time_is_that_of_the_closest_limit():
-    at = Position(step=10, tokens=50)
+    at = Position(drawn=20, step=10, tokens=50)
     assert budget(epochs=2.0, max_tokens=1000).expected_s(at, 3.0) == 30.0
     assert budget(max_tokens=100, max_time_s=100.0).expected_s(at, 3.0) == 60.0
     assert budget(max_time_s=20.0, max_steps=100).expected_s(at, 3.0) == 20.0
@@ -511,8 +511,20 @@ def test_time_counts_from_the_start_of_a_budget_that_was_only_made():
 
 
 def test_an_epoch_that_does_not_fill_the_last_step_is_rounded_up():
-    assert budget(epochs=0.5).steps == 3 and budget(epochs=0.4).steps == 2
-    assert budget(epochs=2.0).fraction(Position(step=5)) == 0.5 and budget(epochs=2.0).exhausted(Position(step=10))
+    assert budget(epochs=0.5).total_steps(Position()) == 3 and budget(epochs=0.4).total_steps(Position()) == 2
+    two = budget(epochs=2.0)
+    assert two.fraction(Position(drawn=10, step=5)) == 0.5 and two.exhausted(Position(drawn=20, step=10))
+    assert two.fraction_amid(Position(drawn=2, step=0), 0) == 0.05 == 0.5 / 10
+    assert two.fraction_amid(Position(drawn=20, step=9), 0) == 0.95
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_rest_of_an_epoch_is_trained_on_any_number_of_ranks(ranks):
+    """Half of 1,000 micro-batches were drawn in 250 steps of two ranks."""
+    resumed = Budget(TrainingConfig(epochs=1.0), 1000, ranks)
+    half = Position(drawn=500, step=250)
+    assert resumed.fraction(half) == 0.5 and resumed.total_steps(half) == 250 + 500 // ranks
+    assert resumed.exhausted(Position(drawn=1000, step=250 + 500 // ranks))
 
 
 def test_a_reading_at_the_same_step_changes_no_rate():

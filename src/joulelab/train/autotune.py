@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from joulelab.errors import EndedBySignal
-from joulelab.train.budget import Budget
+from joulelab.train.budget import Budget, Position
 from joulelab.train.config import TrainingConfig
 from joulelab.train.optim import float32_matmul_precision, repeated_blocks
 from joulelab.train.stats.hooks import NoOpStats
@@ -88,7 +88,7 @@ class Choice:
 def planned_steps(config: TrainingConfig, workload: Workload) -> int | None:
     """Optimizer steps of the training; None if only time or energy limit it."""
     batches = workload.batches
-    steps = Budget(config, batches.batches_per_epoch, config.accumulate).steps
+    steps = Budget(config, batches.batches_per_epoch, config.accumulate).total_steps(Position())
     found = [] if steps is None else [steps]
     if config.max_tokens is not None:
         found.append(math.ceil(config.max_tokens / max(1, batches.at(0, 0).tokens * config.accumulate)))

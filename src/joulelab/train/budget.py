@@ -94,24 +94,28 @@ class Budget:
         if self.config.max_energy_j is not None and self.replayed is None:
             self.overshoot_j = self.state()["energy_j"] - self.config.max_energy_j
 
-    @property
-    def steps(self) -> int | None:
-        """Total steps if steps or epochs are limited, else None."""
-        config = self.config
-        # Rounded up: a budget of one epoch sees every sample, the last step also a few of the next
-        # epoch.
-        by_epochs = config.epochs and math.ceil(
-            config.epochs * self.micro_batches_per_epoch / self.micro_batches_per_step
-        )
-        known = [limit for limit in (by_epochs, config.max_steps) if limit]
-        return min(known) if known else None
+    def total_steps(self, position: Position) -> int | None:
+        """Total steps of a training that is at this position, if steps or epochs are limited, else None."""
+        known = [self.config.max_steps] if self.config.max_steps else []
+        if (drawn := self._drawn_in_all(position)) is not None:
+            known.append(position.step + (drawn - position.drawn) // self.micro_batches_per_step)
+        return min(known, default=None)
+
+    def _drawn_in_all(self, position: Position) -> int | None:
+        """Micro-batches that a budget of epochs draws. In micro-batches and not in steps, whose size depends on the
+        number of ranks: an earlier attempt may have had another one."""
+        if not self.config.epochs:
+            return None
+        left = math.ceil(self.config.epochs * self.micro_batches_per_epoch) - position.drawn
+        # Rounded up: a budget of one epoch sees every sample, the last step also a few of the next epoch.
+        return position.drawn + max(0, -(-left // self.micro_batches_per_step)) * self.micro_batches_per_step
 
     def expected_s(self, position: Position, step_s: float) -> float | None:
         """Time of the whole training, if its steps take `step_s`; None while the power of an energy budget is unknown,
         infinite without a limit."""
         config, times = self.config, [math.inf]
-        if self.steps:
-            times.append(step_s * self.steps)
+        if steps := self.total_steps(position):
+            times.append(step_s * steps)
         if config.max_tokens and position.tokens:
             times.append(step_s * position.step * config.max_tokens / position.tokens)
         if self.replayed is not None:
@@ -129,22 +133,26 @@ class Budget:
     def fraction(self, position: Position) -> float:
         """Fraction spent of the limit that is closest to its end."""
         fractions = [self._spent_fraction]
-        if self.steps:
-            fractions.append(position.step / self.steps)
+        if self.config.max_steps:
+            fractions.append(position.step / self.config.max_steps)
+        if drawn := self._drawn_in_all(position):
+            fractions.append(position.drawn / drawn)
         if self.config.max_tokens:
             fractions.append(position.tokens / self.config.max_tokens)
         return max(fractions)
 
     def fraction_amid(self, position: Position, tokens: int) -> float:
-        """The fraction in the middle of the current step, which trains on `tokens` tokens: above 0 in the first step
-        and below 1 in the last, so that no step has learning rate 0.
+        """The fraction in the middle of the current step, which has drawn its micro-batches and trains on `tokens`
+        tokens: above 0 in the first step and below 1 in the last, so that no step has learning rate 0.
 
         Between two readings of clock and meter the fraction is extrapolated linearly. The extrapolation uses recorded
         readings and step numbers only, so a replay has the same learning rates.
         """
         fractions = []
-        if self.steps:
-            fractions.append((position.step + 0.5) / self.steps)
+        if self.config.max_steps:
+            fractions.append((position.step + 0.5) / self.config.max_steps)
+        if drawn := self._drawn_in_all(position):
+            fractions.append((position.drawn - self.micro_batches_per_step / 2) / drawn)
         if limit := self.config.max_tokens:
             # The middle of the step by tokens; its end is capped at the limit, because the last
             # step may overshoot it.

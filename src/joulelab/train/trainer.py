@@ -214,7 +214,7 @@ class Trainer(ABC, Generic[B]):
     @property
     def total_steps(self) -> int | None:
         """None if the budget does not determine it in advance."""
-        return self.budget.steps
+        return self.budget.total_steps(self.position)
 
     def step(self) -> None:
         """One optimizer step over `accumulate` micro-batches on every rank."""

@@ -166,6 +166,8 @@ class _Session:
     def _on_resume(self, stage: Stage, position: Position) -> None:
         """Loading a checkpoint, from the start of the stage to here, is setup."""
         stage.resumed(position.step)
+        assert self.trainer is not None
+        self.run.progress.stage(self.job.stage, self.trainer.total_steps)  # on other ranks the rest has other steps
         self.run.note_setup("load", self.start_ns, clock.now().mono_ns)
 
     def _on_warmup(self, stage: Stage, before: Position, after: Position) -> None:

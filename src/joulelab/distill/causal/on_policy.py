@@ -328,7 +328,8 @@ class Rollouts:
 
     def _steps_left(self, position: Position, of_round: int) -> int:
         """Steps of this round before the end of the training, where steps or epochs limit it."""
-        total = Budget(self._config, self.batches_per_epoch, self._config.accumulate * self._ranks.world).steps
+        budget = Budget(self._config, self.batches_per_epoch, self._config.accumulate * self._ranks.world)
+        total = budget.total_steps(position)
         return of_round if total is None else max(1, min(of_round, total - position.step))
 
     def _batches_of_round(self, number: int, position: Position, steps: int, counted: bool) -> dict[int, CausalBatch]:
