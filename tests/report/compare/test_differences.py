@@ -14,6 +14,7 @@ from joulelab.report.compare.differences import (
     NO_QUESTIONS,
     ONE_RUN,
     ONE_SEED,
+    OTHER_ITEMS,
     OTHER_QUESTIONS,
     _needed,
     correct_by_item,
@@ -58,6 +59,8 @@ def test_other_seeds_are_compared_by_their_means():
     assert (found.seeds, found.paired, found.needed is not None) == (2, False, True)
     part = ratio(runs(20.0, 42.0, 80.0), runs(10.0, 20.0, seeds=(1, 2)))
     assert part.ratio == ratio_paired([42.0, 80.0], [10.0, 20.0]) and part.seeds == 2
+    one = ratio(runs(20.0, 42.0, 80.0), runs(10.0, 20.0, seeds=(2, 8)))
+    assert one.ratio == found.ratio and not one.paired, "one pair of several runs has no variance"
 
 
 def test_errors_of_two_sensors_and_missing_time_widen_the_ratio():
@@ -104,7 +107,7 @@ def test_items_are_those_that_all_runs_have(tmp_path):
     found = predicted_difference([base], [method], True)
     assert found.difference.value == pytest.approx(1 / 3)
     other = write_items(tmp_path / "other", {"z": True})
-    assert predicted_difference([base], [other], True) == NO_ITEMS
+    assert predicted_difference([base], [other], True) == OTHER_ITEMS
     assert predicted_difference([base], [tmp_path / "none"], True) == NO_ITEMS
     assert predicted_difference([], [method], True) == NO_ITEMS
 
@@ -138,6 +141,8 @@ def test_a_difference_of_items_names_what_it_lacks(tmp_path):
     assert (found.by_seed, found.reason, found.paired.difference.value) == ((0.5,), ONE_RUN, 0.5)
     gone = quality_difference([run("gone", None, 0)], [base])
     assert gone.reason == NO_ITEMS and gone.comparable
+    other = quality_difference([run("other", {"c": True, "d": True}, 0)], [base])
+    assert (other.reason, other.comparable, other.by_seed) == (OTHER_ITEMS, False, ())
 
 
 def figure(energy_j, *sources, method="counter"):
@@ -152,7 +157,8 @@ def test_runs_are_paired_by_seed_unless_a_side_has_a_seed_twice():
     assert [(a.seed, b.seed) for a, b in pairs_of(ours, theirs)] == [(2, 2), (3, 3)]
     assert pairs_of(runs(1, 1), runs(1)) == []
     assert pairs_of(runs(1), runs(1, 1)) == []
-    assert len(pairs_of(runs(1), runs(1))) == 1
+    assert len(pairs_of(runs(1), runs(1))) == len(pairs_of(runs(1), runs(1, 2))) == 1
+    assert pairs_of(runs(1, 2, 3), runs(3, 4, 5)) == []
 
 
 def test_repeats_needed_on_each_side_come_from_both_variances():

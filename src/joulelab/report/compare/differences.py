@@ -1,6 +1,7 @@
 """Differences of a method from the baseline: quality by test item or by repeat, energy as a ratio.
 
-Runs are paired by seed if each side has each seed once; otherwise both sides are independent samples (Welch).
+Runs are paired by seed if each side has each seed once and several are in common; otherwise both sides are independent
+samples (Welch).
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ def _task_items(file: Path, measure: str) -> dict[str, bool] | None:
 NO_ITEMS = "the predictions needed to pair items are missing"
 NO_QUESTIONS = "an older record does not contain its questions, so the answers cannot be paired"
 OTHER_QUESTIONS = "the runs answered different questions"
+OTHER_ITEMS = "the runs were evaluated on different test items"
 
 
 def predicted_difference(
@@ -124,7 +126,7 @@ def predicted_difference(
         return OTHER_QUESTIONS if all(named) or not any(named) else NO_QUESTIONS
     items = sorted(set.intersection(*asked))
     if not items:
-        return NO_ITEMS
+        return OTHER_ITEMS if all(asked) else NO_ITEMS
     baseline_SN, method_SN = (np.array([[found[item] for item in items] for found in side]) for side in loaded)  # noqa: N806
     return accuracy_difference(baseline_SN, method_SN, paired=same_seeds)
 
@@ -138,11 +140,13 @@ OTHER_DATA = "the runs were evaluated on different data"
 
 
 def pairs_of(runs: Sequence[ComparedRun], baseline: Sequence[ComparedRun]) -> list[Pair]:
-    """(baseline, method) of equal seed; empty if a side has a seed twice, because the pairing is then ambiguous."""
+    """(baseline, method) of equal seed; empty if a side has a seed twice, because the pairing is then ambiguous, and for
+    one pair of several runs on both sides, which has no variance."""
     by_seed = {run.seed: run for run in baseline}
     if len(by_seed) < len(baseline) or len({run.seed for run in runs}) < len(runs):
         return []
-    return [(by_seed[run.seed], run) for run in runs if run.seed in by_seed]
+    pairs = [(by_seed[run.seed], run) for run in runs if run.seed in by_seed]
+    return pairs if len(pairs) > 1 or min(len(runs), len(baseline)) == 1 else []
 
 
 def quality_difference(runs: Sequence[ComparedRun], baseline: Sequence[ComparedRun]) -> QualityDifference:
@@ -175,7 +179,7 @@ def _by_items(
     folders = [run.folder for run in base], [run.folder for run in method]
     found = predicted_difference(*folders, bool(pairs), measure.name)
     if isinstance(found, str):
-        same = found != OTHER_QUESTIONS
+        same = found not in (OTHER_QUESTIONS, OTHER_ITEMS)
         return QualityDifference(None, by_seed if same else (), found, comparable=same)
     found = replace(found, difference=measure.possible(found.difference))
     needed = repeats_needed(by_seed)
