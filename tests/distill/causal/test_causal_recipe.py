@@ -94,12 +94,23 @@ def test_a_row_that_is_not_trained_on_is_counted_once_and_not_as_a_used_one(lab,
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [without_answer] * 5 + rows))
     record, paths = lab.run(tmp_path, "sft", until="data", data={"source": str(tmp_path / "rows.jsonl")})
     notes = {text.partition(":")[0]: text for text in (note.text for note in record.validity.notes)}
+    assert " of 65 rows are used" in notes["train"]
     assert "5 no assistant answer" in notes["train"] and "no assistant answer" not in notes["test"]
     for split in ("train", "test"):
         stored = DocumentStore.open(paths.artifacts / "data" / split)
         assert notes[split].startswith(f"{split}: {len(stored)} of ")
         lost = stored.attributes["documents_without_trained_tokens"]
         assert lost and f"{lost} have no token to train on before max_tokens=32" in notes[split]
+
+
+def test_rows_held_out_for_the_test_are_counted_also_with_own_validation_rows(lab, tmp_path):
+    for name, first in (("rows", 0), ("own", 60)):
+        rows = [{"prompt": f"w{n % 30} w{n // 30}", "response": "w1"} for n in range(first, first + 60)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"source": str(tmp_path / "rows.jsonl"), "validation": str(tmp_path / "own.jsonl")}
+    record, _ = lab.run(tmp_path, "sft", until="data", data=data)
+    (note,) = [note.text for note in record.validity.notes if note.text.startswith("train: ")]
+    assert re.fullmatch(r"train: \d+ of 60 rows are used \(\d+ in the test split\)", note)
 
 
 def test_self_distillation_names_its_real_teacher(finished):

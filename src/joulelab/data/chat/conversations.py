@@ -436,9 +436,9 @@ def _split_rows(
     rows = _read(whole, subset if whole == source else "all", only_correct, unusable, choice=choice)
     if split == "train" and "test" in held_out:
         return _some_of(rows, None, whole, dropped)
-    if split == "train" and held_out:  # with validation rows given, only test rows are held out
-        return _some_of((row for row in rows if split_of(row_id(row), shares) != "test"), None, whole, dropped)
-    return _some_of(rows, split, whole, dropped, shares, unusable)
+    # With validation rows given, only test rows are held out.
+    splits: tuple[SplitName, ...] = ("train", "validation") if split == "train" and held_out else (split,)
+    return _some_of(rows, splits, whole, dropped, shares, unusable)
 
 
 def own_splits(source: str) -> tuple[str, ...]:
@@ -521,14 +521,14 @@ def _read(
 
 def _some_of(
     rows: Iterable[Row],
-    split: SplitName | None,
+    splits: tuple[SplitName, ...] | None,
     source: str,
     dropped: Counter[str],
     shares: HashShares = USUAL_SHARES,
     unusable: Counter[str] | None = None,
 ) -> Iterator[Row]:
-    """Rows of the split. If there is none, the error names the reason: no rows at all, or how they are split.
-    `unusable`: where reading counts rows that are no row of any split; None: in `dropped`."""
+    """Rows of the splits, or (None) all. If there is none, the error names the reason: no rows at all, or how they are
+    split. `unusable`: where reading counts rows that are no row of any split; None: in `dropped`."""
     different: set[str] = set()
     seen = taken = 0
 
@@ -541,9 +541,8 @@ def _some_of(
             yield row
 
     for row in counted():
-        of_row = split_of(row_id(row), shares) if split else None
-        if of_row != split:
-            dropped[in_split(of_row)] += 1
+        if splits is not None and (other := split_of(row_id(row), shares)) not in splits:
+            dropped[in_split(other)] += 1
             continue
         taken += 1
         yield row
@@ -554,10 +553,10 @@ def _some_of(
             f"{source} has no row to train on: " + (f"all were dropped ({why})" if why else "it is empty"),
             "a row needs an assistant answer or a text",
         )
-    if not taken:
+    if not taken and splits is not None:
         few = f"all {seen:,} rows have the same one" if len(different) == 1 else f"only {len(different)} are distinct"
         raise ConfigError(
-            f"{source} has no row for {split}: splits are fixed by the hash of text or question, and "
+            f"{source} has no row for {splits[0]}: splits are fixed by the hash of text or question, and "
             + (few if seen > 1 else "there is a single row"),
             f"provide at least {_FEW} distinct rows: about a fifth is held out for testing",
         )
