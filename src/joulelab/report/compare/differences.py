@@ -140,8 +140,8 @@ OTHER_DATA = "the runs were evaluated on different data"
 
 
 def pairs_of(runs: Sequence[ComparedRun], baseline: Sequence[ComparedRun]) -> list[Pair]:
-    """(baseline, method) of equal seed; empty if a side has a seed twice, because the pairing is then ambiguous, and for
-    one pair of several runs on both sides, which has no variance."""
+    """(baseline, method) of equal seed. Empty if a side has a seed twice, because the pairing is then ambiguous, and if
+    a single pair of several runs on both sides remains, which has no variance."""
     by_seed = {run.seed: run for run in baseline}
     if len(by_seed) < len(baseline) or len({run.seed for run in runs}) < len(runs):
         return []
