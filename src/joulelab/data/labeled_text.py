@@ -304,9 +304,9 @@ def _hashed_splits(found: _NamedParts, settings: LabeledSource) -> Splits:
 def _absent_classes(splits: Mapping[SplitName, LabeledRows]) -> list[str]:
     """What a rare class leads to: it cannot be learned, or its quality is not measured."""
     notes = []
-    for name, what in (("train", "training"), ("test", "test")):
-        used = set(np.unique(splits[name].labels).tolist())
-        absent = [name for number, name in enumerate(splits["train"].class_names) if number not in used]
+    for part, what in ((splits["train"], "training"), (splits["test"], "test")):
+        used = set(np.unique(part.labels).tolist())
+        absent = [name for number, name in enumerate(part.class_names) if number not in used]
         if absent and used:
             notes.append(f"no {what} text has the class {', '.join(absent[:5])}")
     return notes

@@ -175,7 +175,7 @@ def encoder_positions(config: Any) -> int | None:
         model = import_transformers().AutoModel.from_config(config)
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            return int(module.num_embeddings) - module.padding_idx - 1
+            return int(module.num_embeddings) - int(module.padding_idx) - 1
     positions = getattr(config, "max_position_embeddings", None)
     return None if positions is None else int(positions)
 
