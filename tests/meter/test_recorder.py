@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from joulelab.meter.calibrate import burning
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.recorder import Recorder, ended_recorders_s, local_lock, trace_lines
@@ -381,6 +382,18 @@ def test_a_reading_that_fails_because_the_program_died_is_no_gap():
         recorder = SimpleNamespace(_job=SimpleNamespace(pid=program), _append=written.extend)
         Recorder._take(recorder, [SensorReader("cores", OfProcesses).read()])
         assert [line["kind"] for line in written] == kinds
+
+
+def test_files_of_the_user_that_have_the_names_of_modules_are_not_imported(tmp_path, monkeypatch):
+    for name in ("statistics", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('of the user')")
+    monkeypatch.chdir(tmp_path)
+    meter = meter_in(tmp_path, gpus="none")
+    meter.start()
+    meter.stop()
+    assert load_trace(tmp_path / "trace.jsonl").ended
+    with burning(0.1) as load:
+        assert load.what
 
 
 WITHOUT_LOCKS = """

@@ -157,7 +157,7 @@ def burning(seconds: float, gpu_uuid: str | None = None) -> Iterator[Load]:
     """Run the load for about `seconds` from the start of the block, on the given card; leaving the block waits."""
     environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid else {})}
     process = subprocess.Popen(
-        [sys.executable, "-m", LOAD_MODULE, str(seconds)],
+        [sys.executable, "-P", "-m", LOAD_MODULE, str(seconds)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -141,8 +141,9 @@ class Meter:
             power_limits=str(self._power_limits or ""),
         )
         return subprocess.Popen(
-            # as an argument and not through stdin, which is the pipe whose end of file reports the program's death
-            [sys.executable, "-m", RECORDER_MODULE, json.dumps(asdict(job))],
+            # -P: a file of the user's directory that has the name of a module (statistics.py) is not imported.
+            # The job is an argument and not on stdin, which is the pipe whose end of file reports the program's death.
+            [sys.executable, "-P", "-m", RECORDER_MODULE, json.dumps(asdict(job))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Ctrl-C reaches the foreground process group; in its own session the recorder survives
