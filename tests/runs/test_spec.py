@@ -47,6 +47,11 @@ def test_a_key_nothing_like_any_other_gets_the_list():
         ({"training": {"learning_rate": -1}}, "training.learning_rate: expected a number greater than 0, found -1"),
         ({"device": "tpu"}, "device: expected 'auto', 'cpu' or 'cuda', found the text 'tpu'"),
         ({"seed": None}, "seed: expected a whole number, found null"),
+        ({"energy": {"power_cap_w": float("inf")}}, "energy.power_cap_w: expected a finite number, found inf"),
+        (
+            {"energy": {"processes": "9999999999"}},
+            "energy.processes: expected pids separated by commas, found '9999999999'",
+        ),
         ({"reuse_artifacts": "yes please"}, "reuse_artifacts: expected true or false, found the text 'yes please'"),
     ],
 )

@@ -54,7 +54,7 @@ class EnergyConfig(BaseModel):
     """`measured`: refuse to start if no sensor can measure energy (exit code 3)."""
     require_grade: Literal["none", "A", "B", "C"] = "none"
     """Lowest accepted validity grade; a run with a lower grade ends with exit code 4."""
-    power_cap_w: float | None = Field(None, gt=0)
+    power_cap_w: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Power limit for the job's GPUs during the run, if the driver permits it; null leaves the limits unchanged."""
     grid: str = "none"
     """Electricity grid for CO2e: an ISO code (FR, DE, US), `EU`, `world`, or g/kWh as `56` or `40-60`."""
@@ -72,7 +72,7 @@ class EnergyConfig(BaseModel):
     @field_validator("processes")
     @classmethod
     def _processes_are_pids(cls, value: str) -> str:
-        if value and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", value):
+        if value and not re.fullmatch(r"\s*\d{1,9}\s*(,\s*\d{1,9}\s*)*", value):
             raise ValueError(f"expected pids separated by commas, found '{value}'")
         return value
 
