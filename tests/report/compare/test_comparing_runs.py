@@ -15,7 +15,7 @@ from joulelab.report.compare.differences import correct_by_item
 from joulelab.report.compare.method_rows import compare
 from joulelab.report.energy_sums import why_incomplete
 from joulelab.report.export import comparison_data
-from joulelab.report.tables.comparison_tables import energy_grid, stage_grid
+from joulelab.report.tables.comparison_tables import energy_grid, quality_grid, stage_grid
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
 
@@ -189,6 +189,20 @@ def test_a_member_that_never_started_is_listed_too(made, tmp_path: Path) -> None
     group = made.group_of(records)
     comparison = compare(group, records[:-1], tmp_path)
     assert [(run.label, run.why) for run in comparison.incomplete] == [("response + feature KD", "not started")]
+
+
+def test_a_method_without_the_metric_is_not_called_unpaired(made, tmp_path: Path) -> None:
+    records = [
+        record.model_copy(update={"results": {}}) if record.label == "response KD" else record
+        for record in made.demo_records(True)
+    ]
+    made.write_group(tmp_path, records)
+    comparison = compare(made.group_of(records), records, tmp_path)
+    grid = quality_grid(comparison)
+    (lacking,) = (row for row in grid.rows if row[0] == "response KD")
+    assert lacking[2:] == ("-",) * 5
+    sentences = " ".join(verdict.verdict(comparison).sentences)
+    assert "the accuracy cannot be compared, because the method has no such figure." in sentences
 
 
 def test_without_predictions_the_difference_stays_unresolved(made, tmp_path: Path) -> None:

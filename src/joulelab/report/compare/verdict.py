@@ -88,7 +88,7 @@ def quality_sentence(row: Row, baseline: str, measure: Measure) -> str:
     difference = row.difference
     if difference is None or difference.interval is None:
         reason = difference.reason if difference else "nothing to compare with"
-        if difference and not difference.comparable:
+        if row.quality is None or (difference and not difference.comparable):
             return f"{row.label} against {baseline}: the {measure.title} cannot be compared, because {reason}."
         seeds = f" ({_seeds(difference, measure)})" if difference and difference.by_seed else ""
         return f"{row.label} against {baseline}: {measure.title} inconclusive{seeds}: {reason}."

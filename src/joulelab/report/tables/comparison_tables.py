@@ -60,7 +60,7 @@ def quality_grid(comparison: Comparison) -> Grid | None:
             row.seeds_text,
             _value(row, measure),
             _by_seed(row, measure),
-            *_cells(row.difference, measure, items),
+            *_cells(row, measure, items),
             *([_agreement_cell(row)] * agreement),
         )
         for row in comparison.rows
@@ -96,8 +96,9 @@ def _note(comparison: Comparison, measure: Measure, title: str) -> str:
     differences = [row.difference for row in comparison.rows if row.difference]
     if any(difference.models_only for difference in differences):
         note += " Models only: exact McNemar test of the trained models; one training run does not compare methods."
-    if any(difference.paired is None and difference.comparable for difference in differences):
-        note += " Unpaired: predictions are missing."
+    having = [row.difference for row in comparison.rows if row.difference and row.quality is not None]
+    unpaired = [one.reason for one in having if one.paired is None and one.comparable]
+    note += "".join(f" Unpaired: {reason}." for reason in dict.fromkeys(unpaired))
     return note + _not_comparable_note(comparison)
 
 
@@ -140,10 +141,12 @@ def _by_seed(row: Row, measure: Measure) -> str:
     return ", ".join(measure.number(run.result.value) for run in row.runs if run.quality) or NOTHING
 
 
-def _cells(difference: QualityDifference | None, measure: Measure, items: bool) -> tuple[str, ...]:
-    nothing = (NOTHING,) * items
+def _cells(row: Row, measure: Measure, items: bool) -> tuple[str, ...]:
+    difference, nothing = row.difference, (NOTHING,) * items
     if difference is None:
         return "baseline", *nothing, NOTHING
+    if row.quality is None:
+        return NOTHING, *nothing, NOTHING
     found = difference.interval
     if found is None:
         mean = sum(difference.by_seed) / len(difference.by_seed) if difference.by_seed else None
