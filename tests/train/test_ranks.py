@@ -98,6 +98,19 @@ def test_files_of_a_killed_attempt_do_not_get_into_a_checkpoint(tmp_path, single
     assert checkpoints.load(model_state, print) == (Position(drawn=50, step=50), {"x": 1})
 
 
+def test_a_rank_that_the_earlier_attempt_did_not_have_draws_its_own_random_numbers(tmp_path, single_rank):
+    """With those of the first rank, both would drop the same activations. The running loss is counted once."""
+    model_state, tally = trained_linear(width=4), {"sums": {"loss": torch.tensor(6.0)}, "count": 3}
+    state = {"rng": torch.get_rng_state(), "cuda_rng": None, "tally": tally, "budget": {"time_s": 2.0}}
+    ShardedCheckpoints(tmp_path, single_rank).save(Position(drawn=5, step=5), model_state, state, wait=True)
+    torch.manual_seed(7)
+    position, same = ShardedCheckpoints(tmp_path, single_rank).load(model_state, print)
+    assert position.step == 5 and same["rng"].equal(state["rng"]) and same["tally"] == tally
+    _, new = ShardedCheckpoints(tmp_path, Ranks(rank=1)).load(model_state, print)
+    assert new["rng"].equal(torch.get_rng_state()) and not new["rng"].equal(state["rng"])
+    assert new["tally"] == {"sums": {"loss": torch.tensor(0.0)}, "count": 0} and new["budget"] == state["budget"]
+
+
 class Meeting:
     """Sums over two threads in place of ranks; like a collective operation it fails if one comes too late."""
 

@@ -193,9 +193,9 @@ class ShardedCheckpoints:
             options=_OPTIONS,
         )
         own = self._rank_file(folder)
-        # A rank that the earlier attempt did not have starts from the first rank's state.
         content = torch.load(own if own.exists() else folder / "rank-00000.pt", weights_only=True)
-        return Position(**content["position"]), content["light"]
+        light = content["light"] if own.exists() else _state_of_new_rank(content["light"])
+        return Position(**content["position"]), light
 
     def finish(self) -> None:
         if self._writing is not None:
@@ -257,6 +257,21 @@ class ShardedCheckpoints:
                 return position
             set_aside(folders[position], damage, warn)
         return -1
+
+
+def _state_of_new_rank(first: LoopState) -> LoopState:
+    """Of a rank that the earlier attempt did not have, from the first rank's. It keeps the random numbers that it began
+    with, or both would drop the same activations of different samples, and has no share in the running loss."""
+    on_gpu = first["cuda_rng"] is not None
+    return {
+        **first,
+        "rng": torch.get_rng_state(),
+        "cuda_rng": torch.cuda.get_rng_state() if on_gpu else None,
+        "tally": {
+            "sums": {name: torch.zeros_like(value) for name, value in first["tally"]["sums"].items()},
+            "count": 0,
+        },
+    }
 
 
 def _is_complete(folder: Path) -> bool:
