@@ -4,7 +4,7 @@ from pathlib import Path
 
 from joulelab.cluster.job_settings import Environment, job_settings
 from joulelab.cluster.plan import Member, plan, read_steps
-from joulelab.cluster.script import activation_lines
+from joulelab.cluster.script import JobScript, activation_lines, sbatch_options
 from joulelab.cluster.submission import dry_text
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -36,6 +36,15 @@ def test_ranks_on_two_nodes_and_shards_before_them_read_as_recorded(tmp_path, mo
     shards = [[STORE / f"kd-teacher-{number}-of-8" for number in range(8)]]
     jobs = plan(MEMBERS[1:2], ("teacher", "students"), report_on=GROUP, nodes=2, ranks=4, shards=shards)
     assert scripts(jobs, settings, monkeypatch) == (GOLDEN / "two-nodes.txt").read_text()
+
+
+def test_the_log_is_written_into_a_store_with_a_space_and_a_percent_sign(tmp_path):
+    job = JobScript("demo", "", "true", Path("/shared/my runs/50%/slurm"), STORE)
+    options = sbatch_options(job, job_settings(None, {"constraint": "a&b"}, tmp_path / "no-site-file"))
+    assert "'--output=/shared/my runs/50%%/slurm/demo.%j.log'" in options, (
+        "sbatch splits at spaces; %% is a percent sign"
+    )
+    assert "'--constraint=a&b'" in options and "--nodes=1" in options
 
 
 def test_conda_and_setup_lines_come_in_their_order():

@@ -63,7 +63,7 @@ def sbatch_options(job: JobScript, settings: JobSettings) -> list[str]:
     task = "%A_%a" if job.array is not None else "%j"
     options = {
         "job-name": job.name,
-        "output": str(job.log_folder / f"{job.name}.{task}.log"),
+        "output": f"{str(job.log_folder).replace('%', '%%')}/{job.name}.{task}.log",
         "partition": partition,
         "account": settings.account,
         "qos": settings.qos,
@@ -78,7 +78,8 @@ def sbatch_options(job: JobScript, settings: JobSettings) -> list[str]:
         # B: signal only this script; the shell has been replaced by our program, which forwards it
         "signal": f"B:TERM@{settings.warn_s}",
     }
-    written = [f"--{name}={value}" for name, value in options.items() if value]
+    # sbatch splits these lines at spaces and reads quotes as a shell does
+    written = [shlex.quote(f"--{name}={value}") for name, value in options.items() if value]
     flags = ["--exclusive"] if settings.exclusive and job.measured else []
     flags.append("--requeue" if settings.requeue and job.restartable else "--no-requeue")
     return [*written, *flags, "--open-mode=append", "--kill-on-invalid-dep=yes", *settings.sbatch]
