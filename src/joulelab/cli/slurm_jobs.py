@@ -605,7 +605,7 @@ def watch(
             help="Run or group: id, part of it, directory or `last`; or a job id.", autocompletion=complete_runs
         ),
     ],
-    interval_s: Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between updates.")] = 5.0,
+    interval_s: Annotated[float, typer.Option("--interval", min=0.2, max=3600, help="Seconds between updates.")] = 5.0,
     once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
