@@ -51,6 +51,15 @@ def test_windows_have_joules_of_their_own_and_very_short_ones_a_labeled_share(me
     assert tick.total_energy.half_width_j > 0.9 * epoch.total_energy_j  # it could have been all of it
 
 
+def test_windows_have_the_energy_that_the_whole_block_has_also_of_the_machine(measure):
+    with measure(total_energy_policy="machine") as m, m.window("all"):
+        time.sleep(0.5)
+    window = m.windows["all"]
+    assert window.way == "direct"
+    assert window.total_energy_j == pytest.approx(m.energy_j, rel=0.2)
+    assert window.total_energy.sources == m.figure.sources
+
+
 def test_quantiles_of_windows_are_those_of_their_durations(measure):
     """Bins of 12 % gave 0.596 s as p50 and as p95 of three epochs of 0.61 s."""
     durations = []

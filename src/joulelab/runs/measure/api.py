@@ -29,11 +29,10 @@ from joulelab.clock import NS
 from joulelab.errors import JoulelabError, UsageError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.figures import EnergyFigure, Frozen, amount_text, labeled_text, missing, time_share_half_width_j
-from joulelab.meter.integrate import COMPONENTS, component_energy
 from joulelab.meter.marks import Phase
-from joulelab.meter.series import Trace, load_trace
 from joulelab.meter.session import Meter
 from joulelab.meter.trace import LineFile, read_lines
+from joulelab.runs.attempt_data import AttemptData, load_attempts
 from joulelab.runs.context import RunContext
 from joulelab.runs.measure.result import RUN, MeasuredRun, MeasureSpec, answer_block, how_it_ended, leave
 from joulelab.runs.paths import RunPaths
@@ -269,13 +268,12 @@ def window_figures(paths: RunPaths, record: RunRecord, stage: StageRecord | None
         return {}
     path = paths.folder / WINDOWS_FILE
     lines = _Lines(read_lines(path) if path.exists() else ())
-    traces = paths.traces()
-    trace = load_trace(traces[-1][2]) if traces else None
+    attempts = load_attempts(paths)
     figures: dict[str, WindowFigure] = {}
     # enclosing windows are longer in sum and come first, so that a share finds its whole
     for name in sorted(stage.phases, key=lambda name: -stage.phases[name].sum_s):
         times = _exact(stage.phases[name], lines.timed.get(name, []))
-        direct = _direct(name, times, lines, trace, record.policy) if trace is not None else None
+        direct = _direct(name, times, lines, attempts[-1], record.policy) if attempts else None
         figures[name] = (
             _figure(name, times, "direct", direct) if direct else _time_share(name, times, lines, stage, figures)
         )
@@ -305,13 +303,11 @@ def _figure(name: str, times: PhaseRecord, way: Way, energy: EnergyFigure, of: s
     )
 
 
-def _direct(name: str, times: PhaseRecord, lines: _Lines, trace: Trace, policy: str) -> EnergyFigure | None:
+def _direct(name: str, times: PhaseRecord, lines: _Lines, attempt: AttemptData, policy: str) -> EnergyFigure | None:
     windows = lines.timed.get(name, [])
     if len(windows) != times.count:
         return None  # some were too short to be timed, so the name as a whole has no direct energy
-    joined = union(windows)
-    parts = EnergyByComponent(**{name: component_energy(trace, name, joined) for name in COMPONENTS})
-    figure = parts.best(policy)
+    figure = attempt.energy(union(windows)).best(policy)
     if figure.energy_j is None:
         return None
     if name not in lines.overlapping:
