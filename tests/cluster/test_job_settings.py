@@ -19,6 +19,7 @@ def test_options_go_over_the_site_file_and_that_over_the_preset(site):
         (None, {"gpu": 2}, ConfigError, "gpus"),
         (None, {"memory": "lots"}, ConfigError, "as in 64G or 512M, found 'lots'"),
         (None, {"sbatch": ["nonsense"]}, ConfigError, "found 'nonsense'"),
+        (None, {"export": {"MY-VAR": "1"}}, ConfigError, "found 'MY-VAR'"),
     ],
 )
 def test_a_mistake_in_the_settings_is_answered_with_what_was_expected(preset, requested, error, text, tmp_path):

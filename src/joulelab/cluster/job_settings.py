@@ -138,6 +138,14 @@ class JobSettings(Section):
             raise ValueError(f"expected options of sbatch, as in --mail-type=END, found '{wrong}'")
         return value
 
+    @field_validator("export")
+    @classmethod
+    def _names_of_variables(cls, value: dict[str, str]) -> dict[str, str]:
+        wrong = next((name for name in value if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)), None)
+        if wrong is not None:
+            raise ValueError(f"expected names of environment variables, as in MY_VARIABLE, found '{wrong}'")
+        return value
+
     @property
     def ranks(self) -> int:
         """Processes on each node."""
