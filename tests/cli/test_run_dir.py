@@ -75,3 +75,15 @@ def test_a_run_of_the_same_name_elsewhere_and_a_deleted_one_are_no_obstacle(tmp_
     shutil.rmtree(tmp_path / "a")
     run_demo("--runs-dir", store, "--run-dir", tmp_path / "c" / "mine")
     assert (store / "mine").resolve() == tmp_path / "c" / "mine"
+
+
+def test_a_second_directory_of_the_same_name_is_reported_as_not_listed(tmp_path, monkeypatch):
+    monkeypatch.setattr(PIPELINES, "resolve", lambda name: make_teacher)
+    store, first, second = tmp_path / "runs", tmp_path / "a" / "mine", tmp_path / "b" / "mine"
+    run_demo("--runs-dir", store, "--run-dir", first)
+    done = joulelab_here("run", "demo-kd", *SETTINGS, "--runs-dir", store, "--run-dir", second)
+    assert done.returncode == 0 and f"{store} already has a run named mine" in done.stderr
+    assert (store / "mine").samefile(first)
+    shutil.rmtree(first)
+    again = joulelab_here("run", "demo-kd", *SETTINGS, "--runs-dir", store, "--run-dir", first)
+    assert again.returncode == 0 and "already has" not in again.stderr

@@ -7,6 +7,7 @@ block leave the same kind of run folder.
 from __future__ import annotations
 
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -87,6 +88,12 @@ def _link_into_store(folder: Path, store: Path) -> None:
         store.mkdir(parents=True, exist_ok=True)
         if link.is_symlink() and not link.exists():
             link.unlink()  # its run was deleted
+        if link.exists() and not link.samefile(folder):
+            print(
+                f"joulelab: warning: {store} already has a run named {folder.name}: this one is not listed there, and "
+                "other runs do not find its artifacts; a directory of another name avoids that",
+                file=sys.stderr,
+            )
         link.symlink_to(folder.absolute(), target_is_directory=True)
 
 
