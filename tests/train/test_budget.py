@@ -1,5 +1,6 @@
 """Budgets: whichever is used up first ends the training, the schedule follows it, and the end can be replayed."""
 
+import json
 import time
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -28,7 +29,7 @@ from joulelab.train.budget import (
 from joulelab.train.checkpoint import CheckpointFolder
 from joulelab.train.config import TrainingConfig
 from joulelab.train.trainer import TrainerCallbacks, learning_rate_factor
-from joulelab.train.training_session import require_replayed
+from joulelab.train.training_session import _Session, require_replayed
 
 
 def budget(clock=None, energy=None, replayed=None, notes=None, **limits):
@@ -67,6 +68,34 @@ def test_a_run_to_replay_that_does_not_exist_is_found_before_the_work(tmp_path):
     require_replayed(run, TrainingConfig())
     with pytest.raises(NotFoundError, match="no runs under"):
         require_replayed(run, TrainingConfig(), TrainingConfig(replay_budget_of="gone"))
+
+
+def test_a_run_can_be_replayed_without_another_limit_if_its_readings_reach_the_end(tmp_path):
+    folder, own = (write_run(tmp_path, name) for name in ("earlier", "own"))
+    run = SimpleNamespace(store=tmp_path, paths=SimpleNamespace(folder=own))
+    config = TrainingConfig(epochs=None, replay_budget_of=str(folder))
+    session = SimpleNamespace(run=run, job=SimpleNamespace(config=config, stage="model.train"))
+    with pytest.raises(ConfigError, match="no time or energy budget readings"):
+        _Session._readings_to_replay(session)
+    line = {"stage": "model.train", "step": 4, "budget_fraction": 0.5}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(ConfigError, match="had spent 50 % of its budget when it ended"):
+        _Session._readings_to_replay(session)
+    session.job.config = TrainingConfig(epochs=1.0, replay_budget_of=str(folder))
+    assert _Session._readings_to_replay(session) == [(4, 0.5)]
+    session.job.config = config
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**line, "step": 9, "budget_fraction": 1.1}) + "\n")
+    assert _Session._readings_to_replay(session) == [(4, 0.5), (9, 1.1)]
+    with pytest.raises(ConfigError, match="is this run itself"):
+        require_replayed(run, TrainingConfig(replay_budget_of=str(own)))
+
+
+def write_run(store, name):
+    folder = store / f"{name}-20260101T000000Z-ab12"
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
+    return folder
 
 
 def test_training_without_an_end_is_refused():

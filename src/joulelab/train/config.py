@@ -116,7 +116,8 @@ class TrainingConfig(Section):
     def _fits_together(self) -> Self:
         if self.early_stopping_patience and not self.evaluate_every_steps:
             raise ValueError("early_stopping_patience requires evaluate_every_steps")
-        if not any((self.epochs, self.max_steps, self.max_tokens, self.max_time_s, self.max_energy_j)):
+        limits = (self.epochs, self.max_steps, self.max_tokens, self.max_time_s, self.max_energy_j)
+        if not any((*limits, self.replay_budget_of)):
             raise ValueError("training has no end: set epochs, max_steps, max_tokens, max_time_s or max_energy_j")
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -86,7 +87,16 @@ def require_replayed(run: RunContext, *trainings: TrainingConfig) -> None:
     """Raise if a run whose budget is to be replayed does not exist, before any work."""
     for training in trainings:
         if training.replay_budget_of is not None:
-            find_folder(run.store, training.replay_budget_of)
+            _replayed_folder(run, training.replay_budget_of)
+
+
+def _replayed_folder(run: RunContext, name: str) -> Path:
+    folder = find_folder(run.store, name)
+    if folder == run.paths.folder:
+        raise ConfigError(
+            f"replay_budget_of={name} is this run itself", "name the run to replay by its id; `joulelab runs` lists all"
+        )
+    return folder
 
 
 def train_in_run(run: RunContext, job: TrainingJob) -> TrainingOutcome:
@@ -261,15 +271,22 @@ class _Session:
         return lambda: live.read_now(config.budget_counts_estimates)
 
     def _readings_to_replay(self) -> list[BudgetReading] | None:
-        name = self.job.config.replay_budget_of
+        config = self.job.config
+        name = config.replay_budget_of
         if name is None:
             return None
-        folder = find_folder(self.run.store, name)
+        folder = _replayed_folder(self.run, name)
         readings = _budget_readings(read_metrics(RunPaths(folder).metrics), self.job.stage)
         if not readings:
             raise ConfigError(
                 f"{folder.name} has no time or energy budget readings for {self.job.stage}",
                 "choose a run that was trained with max_time_s or max_energy_j",
+            )
+        if readings[-1][1] < 1 and not any((config.epochs, config.max_steps, config.max_tokens)):
+            raise ConfigError(
+                f"{folder.name} had spent {100 * readings[-1][1]:.0f} % of its budget when it ended, so that its "
+                "readings do not end a training",
+                "choose a run that was not interrupted, or set another limit, such as max_steps",
             )
         return readings
 

@@ -31,7 +31,7 @@ from joulelab.train.devices import peak_flops, peak_memory_bytes, reset_peak_mem
 from joulelab.train.optim import autocast
 from joulelab.train.parallel import Ranks, process_group
 from joulelab.train.trainer import load_trainer
-from joulelab.train.training_session import TrainingJob, train_in_run
+from joulelab.train.training_session import TrainingJob, require_replayed, train_in_run
 from joulelab.train.zoo_config import TrainSpec, ZooTraining
 from joulelab.zoo.cost import ModelCost, model_cost
 from joulelab.zoo.objective import Workload, count_parameters, prepare
@@ -124,6 +124,7 @@ def run_train(run: RunContext) -> None:
     if not run.includes("train"):
         return
     keep_recorded_commits(run)
+    require_replayed(run, *cast(TrainSpec, run.spec).trainings)
     with process_group() as ranks:
         pipeline = _TrainPipeline(run, cast(TrainSpec, run.spec), ranks)
         if pipeline.spec.save_model:
