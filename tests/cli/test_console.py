@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from joulelab.cli.console import PlainProgress, wrapped
+from joulelab.cli.console import BarProgress, PlainProgress, wrapped
 from joulelab.cli.main import exit_with
 from joulelab.errors import UsageError
 
@@ -64,6 +64,16 @@ def test_a_reader_that_leaves_does_not_end_the_run(monkeypatch):
         watching.stage("student.train", None)
         watching.advance(1, "loss 1 by step 1")
         watching.write("warning: something")
+
+
+def test_brackets_in_names_of_stages_are_shown_as_they_are(monkeypatch, capsys):
+    """A bar's text was read as rich's markup: `[/b]` ended the run with a traceback."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with BarProgress() as progress:
+        progress.stage("evaluate.mine[/b]", 3)
+        progress.advance(1, "[red]half[/blue]")
+        progress._bars.refresh()
+    assert "evaluate.mine[/b]" in capsys.readouterr().err
 
 
 def test_lines_on_stderr_are_wrapped_between_words_on_a_terminal_only(monkeypatch, capsys):

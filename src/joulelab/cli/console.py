@@ -327,11 +327,11 @@ class BarProgress(PlainProgress):
 
         super().__init__(stages)
         self._bars = Progress(
-            TextColumn("  {task.description:<22}"),
+            TextColumn("  {task.description:<22}", markup=False),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
             console=Console(stderr=True),
         )
         self._task: Any = None
