@@ -59,6 +59,14 @@ def test_the_tables_name_hosts_devices_and_the_straggler(record):
     assert re.search(r"Sum: (≥ )?21\.0 kJ", text)
 
 
+def test_tables_of_many_hosts_say_that_they_are_cut(record, monkeypatch):
+    monkeypatch.setattr("joulelab.report.tables.run_tables.MOST_ROWS", 2)
+    hosts, devices, _ = node_grids(record)
+    assert (len(hosts.rows), len(devices.rows)) == (2, 2)
+    assert hosts.note.endswith("rank 0. The first 2 of 3 are shown.")
+    assert devices.note == "The first 2 of 3 are shown."
+
+
 def plain(grid):
     return "\n".join([grid.caption, *(" ".join(row) for row in grid.rows), grid.note, ""])
 

@@ -58,7 +58,7 @@ def hosts_grid(record: RunRecord) -> Grid:
         cells = (amount_text(figure), method_text(figure), duration_text(attempt.billed_s))
         rows.append((attempt.host, *cells, _mean_power(figure, attempt), str(attempt.number), offset))
     whole = total([attempt.energy.best(record.policy) for attempt in record.attempts])
-    note = f"Sum: {amount_text(whole)}, the run's total. Clock: offset from the host of rank 0."
+    note = f"Sum: {amount_text(whole)}, the run's total. Clock: offset from the host of rank 0.{_cut_note(rows)}"
     return make_grid("By host", "Host!|Energy>|Method|Time>|Mean W>|Attempt>|Clock>", rows[:MOST_ROWS], note)
 
 
@@ -68,7 +68,12 @@ def devices_grid(record: RunRecord) -> Grid:
         for device in attempt.devices:
             cells = (device.device, amount_text(device.figure), _mean_power(device.figure, attempt), device.name)
             rows.append((*cells, attempt.host, str(attempt.number)))
-    return make_grid("By device", "Device|Energy>|Mean W>|Name|Host!|Attempt>", rows[:MOST_ROWS])
+    titles = "Device|Energy>|Mean W>|Name|Host!|Attempt>"
+    return make_grid("By device", titles, rows[:MOST_ROWS], _cut_note(rows).strip())
+
+
+def _cut_note(rows: Sequence[object]) -> str:
+    return f" The first {MOST_ROWS} of {len(rows)} are shown." if len(rows) > MOST_ROWS else ""
 
 
 def _mean_power(figure: EnergyFigure, attempt: Attempt) -> str:
