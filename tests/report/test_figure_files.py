@@ -88,3 +88,17 @@ def test_a_run_without_energy_has_no_chart_to_write(made, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     refused = CliRunner().invoke(app, ["report", "last", "--out", "a.pdf"])
     assert isinstance(refused.exception, UsageError) and "has no chart" in refused.exception.message
+
+
+def test_the_tables_of_a_store_as_latex_are_those_of_its_page(made, tmp_path: Path) -> None:
+    made.write_run(tmp_path / "runs", made.distilled("KD", 0, 826, 131.0, True), True)
+    words = ["report", "--store", "--latex", "--runs-dir", str(tmp_path / "runs"), "--out", str(tmp_path / "s.html")]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert "All runs, newest first" in (tmp_path / "s-figures" / "tables.tex").read_text()
+
+
+@pytest.mark.parametrize("option", [["--quality", "accuracy"], ["--include-repeated"]])
+def test_options_of_a_comparison_are_refused_for_a_single_run(made, tmp_path: Path, option: list[str]) -> None:
+    made.write_run(tmp_path / "runs", made.distilled("KD", 0, 826, 131.0, True), True)
+    refused = CliRunner().invoke(app, ["report", "last", *option, "--runs-dir", str(tmp_path / "runs")]).exception
+    assert isinstance(refused, UsageError) and f"{option[0]} has no effect" in refused.message

@@ -163,6 +163,9 @@ def compare(
     selection = select(store, names, baseline)
     about_inference = is_about_inference(selection.group)
     if about_inference and selection.place is not None and form == "text":
+        given = {"--baseline": baseline, "--quality": quality, "--students": students > 1}
+        for option in (name for name, value in {**given, "--include-repeated": include_repeated}.items() if value):
+            raise UsageError(f"{option} has no effect: this is no comparison of methods", "leave it out")
         from joulelab.cli.browse import show_inference_group
 
         show_inference_group(selection.place, as_json)

@@ -161,11 +161,16 @@ def selection_page(
     selection: Selection, store: Path, wanted: str | None = None, include_repeated: bool = False
 ) -> Page:
     """The page of a single run, of a sweep, or of a comparison."""
-    if is_about_inference(selection.group):
+    alone = len(selection.records) == 1 and selection.group.group_id == AD_HOC
+    about_inference = is_about_inference(selection.group)
+    if (wanted is not None or include_repeated) and (alone or about_inference or selection.group.sweep):
+        option = "--quality" if wanted is not None else "--include-repeated"
+        raise UsageError(f"{option} has no effect: this is no comparison of methods", "leave it out")
+    if about_inference:
         return _models_page(selection)
     if selection.group.sweep:
         return sweep_page(selection)
-    if len(selection.records) == 1 and selection.group.group_id == AD_HOC:
+    if alone:
         record = selection.records[0]
         return run_page(record, selection.folders[record.run_id])
     return comparison_page(selection, selection.comparison(store, wanted, include_repeated))
@@ -527,7 +532,7 @@ def write_document(page: Page, target: Path) -> Path:
         content = FORMATS[kind](standalone_spec(page.figures[0], page))
     else:
         what = "table" if kind == "tex" else "chart"
-        raise UsageError(f"--out {target}: {page.title} has no {what}, because no energy was recorded", "use .html")
+        raise UsageError(f"--out {target}: the page of {page.title} has no {what}", "use .html")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         return _write(target, content)
@@ -564,7 +569,8 @@ def standalone_spec(figure: Figure, page: Page) -> dict[str, Any]:
 
 
 def _write_latex(page: Page, folder: Path, figures: bool) -> list[Path]:
-    tables = "\n".join(to_latex(grid) for grid in page.grids)
+    main = (page.table,) if page.table else ()  # of a store, the only one
+    tables = "\n".join(to_latex(grid) for grid in page.grids or main)
     note = "% \\usepackage{booktabs,amssymb}\n\n"
     written = [_write(folder / "tables.tex", (note + tables).encode())]
     if figures:

@@ -193,6 +193,8 @@ def test_a_group_of_serving_runs_has_one_table_of_loads_and_no_ratios(made, tmp_
     assert [model["rows"][0]["energy_per_token_joules"] for model in models] == [2.5, 1.25]
     assert "Servers under load" in write_report(folder).read_text()
     assert isinstance(compare_command(tmp_path, folder.name, "--format", "csv").exception, UsageError)
+    refused = compare_command(tmp_path, folder.name, "--students", "5").exception
+    assert isinstance(refused, UsageError) and "--students has no effect" in str(refused)
 
 
 def test_a_group_with_a_shard_among_its_members_compares_the_others(made, tmp_path: Path) -> None:
