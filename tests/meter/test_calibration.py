@@ -1,6 +1,7 @@
 """What a sensor is like, from series of exactly known properties and from one recorded on an H200."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from joulelab.meter.calibrate import (
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.profile import MachineProfile, load_profile, profile_id, profile_path, save_profile, with_id
 from joulelab.meter.sensors import Device
+from joulelab.runs.paths import cache_folder
+from joulelab.runs.spec import user_config_file
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "h200-card.json").read_text())
 
@@ -144,3 +147,17 @@ def test_a_profile_that_cannot_be_read_is_no_profile(tmp_path, monkeypatch, text
         profile_path().parent.mkdir(parents=True)
         profile_path().write_text(text)
     assert profile_id() is None
+
+
+def test_a_user_without_a_home_has_no_profile_and_a_temporary_folder(monkeypatch):
+    """An arbitrary user id of a container: no HOME, and no entry in the system's list of users."""
+
+    def unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "JOULELAB_CONFIG", "JOULELAB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    assert profile_id() is None
+    for folder in (profile_path(), user_config_file(), cache_folder()):
+        assert folder.is_relative_to(tempfile.gettempdir())

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, fi
 
 from joulelab import lookup
 from joulelab.errors import ConfigError, NotFoundError
+from joulelab.meter.profile import config_folder
 from joulelab.runs.spec import Section, explain, merge, read_mapping, refuse_unfit_texts
 
 # One GPU each, with its share of the cores and memory of a typical node.
@@ -159,7 +160,7 @@ def site_file() -> Path:
         raise NotFoundError(f"JOULELAB_SLURM is {named}, which does not exist", "docs/slurm.md has an example")
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "joulelab" / "slurm.yaml"
+    return config_folder() / "slurm.yaml"
 
 
 def job_settings(preset: str | None, options: Mapping[str, Any], site: Path | None = None) -> JobSettings:

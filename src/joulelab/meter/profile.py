@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import tempfile
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -65,9 +66,21 @@ class MachineProfile(Frozen):
     notes: tuple[str, ...] = ()
 
 
+def home_folder() -> Path:
+    """The user's home; a folder for temporary files if there is none, as for an arbitrary user of a container."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"joulelab-{os.getuid()}"
+
+
+def config_folder() -> Path:
+    """The user's files for joulelab: `joulelab` in `XDG_CONFIG_HOME`, else in `~/.config`."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or home_folder() / ".config") / "joulelab"
+
+
 def machines_folder() -> Path:
-    root = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(root) / "joulelab" / "machines"
+    return config_folder() / "machines"
 
 
 def profile_path(host: str | None = None) -> Path:

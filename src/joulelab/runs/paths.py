@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from joulelab.clock import folder_stamp
 from joulelab.errors import CorruptedFile, StorageFailed, UsageError
+from joulelab.meter.profile import home_folder
 from joulelab.meter.trace import read_lines
 from joulelab.redaction import printable_json
 from joulelab.runs.spec import brief
@@ -42,7 +43,7 @@ def slug(name: str) -> str:
 def cache_folder() -> Path:
     """`JOULELAB_CACHE`, else `joulelab` in the user's cache directory."""
     chosen = os.environ.get("JOULELAB_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulelab"
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "joulelab"
 
 
 # Program, recorder and guard each hold pipes, traces and locks; 16 are enough for `measure` without a GPU.

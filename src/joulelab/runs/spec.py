@@ -37,6 +37,7 @@ from joulelab.errors import (
 )
 from joulelab.lookup import nearest
 from joulelab.meter.config import EnergyConfig
+from joulelab.meter.profile import config_folder
 from joulelab.redaction import find_secret, printable, texts_by_key
 
 _EXPECTED = {
@@ -796,8 +797,7 @@ USER_KEYS = ("grid", "price", "pue")
 
 def user_config_file() -> Path:
     """`JOULELAB_CONFIG`, else `joulelab/config.yaml` in the user's configuration directory."""
-    root = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(os.environ.get("JOULELAB_CONFIG") or Path(root) / "joulelab" / "config.yaml")
+    return Path(os.environ.get("JOULELAB_CONFIG") or config_folder() / "config.yaml")
 
 
 def with_user_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
