@@ -38,6 +38,22 @@ def test_names_of_this_machine_are_accepted_on_any_port(server):
         assert server.get("/", Host=host)[0] == 200
 
 
+def test_on_all_addresses_the_one_that_the_request_was_sent_to_is_accepted(store, start_server):
+    """Other machines may know no name of this one."""
+    everywhere = start_server(store, "--host", "0.0.0.0")
+    port = everywhere.address.rpartition(":")[2]
+    try:
+        for address, host, expected in (
+            ("127.0.0.2", f"127.0.0.2:{port}", 200),
+            ("127.0.0.2", "127.0.0.3", 403),
+            ("127.0.0.1", "evil.example", 403),
+        ):
+            everywhere.address = f"http://{address}:{port}"
+            assert everywhere.get("/", Host=host)[0] == expected, host
+    finally:
+        everywhere.end()
+
+
 def test_another_origin_can_neither_read_nor_stop(server, store):
     (run,) = run_folders(store)
     for origin in ("http://evil.example", "null", "http://127.0.0.1:1", "https://localhost"):

@@ -3,7 +3,8 @@
 Any web page that a browser shows can send requests to 127.0.0.1, and every user of a shared login node can connect to
 it. Three checks refuse them, each before a page is computed:
 
-- `Host` must be a name of this machine: a foreign name that resolves to 127.0.0.1 (DNS rebinding) is refused.
+- `Host` must be a name of this machine, or the address that the request was sent to: a foreign name that resolves to
+  127.0.0.1 (DNS rebinding) is refused.
 - `Origin`, which a browser adds to requests of scripts and forms, must be this server; changes require it.
 - The token is in the printed address. It is exchanged for a cookie and removed from the address, so that it is not
   kept in the history. Comparison takes the same time for every wrong token.
@@ -68,7 +69,9 @@ class Access:
     def _refusal(self, request: Request) -> Response | None:
         """The refusal of a request that no page of this server sends; None if it is allowed."""
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if _name(host) not in self._hosts:
+        # The address of the connection is safe: it is not a name that somebody else can make resolve to this machine.
+        server = request.scope.get("server") or ("", 0)
+        if _name(host) not in {*self._hosts, str(server[0]).lower()}:
             return _refused(f"unknown host name '{_name(host)[:80]}': open the address that `joulelab ui` printed")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             return _refused("request from another origin")
