@@ -340,6 +340,8 @@ def test_settings_of_wandb_have_two_names_as_well(tmp_path):
         load_spec("demo-kd", {"trackers": {"wandb": {"project": "a"}}, "wandb": {"project": "b"}})
     with pytest.raises(ConfigError, match="only wandb accepts settings"):
         load_spec("demo-kd", {"trackers": {"mlflow": {"project": "a"}}})
+    with pytest.raises(ConfigError, match=r"trackers\.wandb is 5; expected true or false, or its settings"):
+        load_spec("demo-kd", {"trackers": {"wandb": 5}})
 
 
 def test_a_setting_without_effect_is_named_as_it_was_given():

@@ -715,9 +715,10 @@ def _wandb_in_its_section(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     trackers = {**given, "wandb": True} if wandb else given
     for name, chosen in trackers.items():
         if chosen not in (None, True, False, {}):
-            raise ConfigError(
-                f"trackers.{name} has settings, but only wandb accepts settings", f"write trackers=[{','.join(given)}]"
-            )
+            problem = "has settings, but only wandb accepts settings"
+            if not isinstance(chosen, Mapping):
+                problem = f"is {brief(chosen)}; expected true or false{', or its settings' * (name == 'wandb')}"
+            raise ConfigError(f"trackers.{name} {problem}", f"write trackers=[{','.join(map(str, given))}]")
     settings = {**settings, "trackers": {name: chosen is not False for name, chosen in trackers.items()}}
     if not wandb or not isinstance(section, Mapping | None):
         return settings
