@@ -199,3 +199,12 @@ def test_every_recorder_is_left_out_also_after_it_was_waited_for(tmp_path):
     assert times.children_user + times.children_system > 0.4, "the kernel counts it as the program's now"
     assert [busy.seconds() for _ in range(3)][-1] < alive_s + 0.2
     program.communicate(b"\n")
+
+
+def test_a_pid_that_was_named_and_does_not_exist_is_reported_once():
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    sensor = CpuEstimateSensor(EnergyConfig(processes=f"{os.getpid()},{ended.pid}"), os.getpid())
+    sensor.open()
+    warned = [line["text"] for _ in range(2) for line in sensor.read() if line["kind"] == "warning"]
+    assert warned == [f"there is no pid {ended.pid}, so its CPU time, which was requested, is not in the estimate"]

@@ -184,6 +184,7 @@ class CpuEstimateSensor:
         self._with_machine = config.estimate_machine or config.total_energy_policy == "machine"
         self._pid, self._others = pid, config.process_ids
         self._ranks: list[BusyTime] = []
+        self._absent: list[int] = []
         self._ended_s: Mapping[int, float] = {}
 
     def exclude(self, ended_s: Mapping[int, float]) -> None:
@@ -193,6 +194,7 @@ class CpuEstimateSensor:
     def open(self) -> list[Device]:
         # one recorder serves all ranks of a host, so it has to count the CPU time of all of them
         pids, others = [self._pid, *fellow_ranks(self._pid)], living(self._others)
+        self._absent = [pid for pid in self._others if pid not in others]
         self._ranks = [BusyTime(pid, self._ended_s.get(pid, 0.0)) for pid in (*pids, *others)]
         ranks = f", {len(pids)} ranks of one launch" if len(pids) > 1 else ""
         named = f", and pid {', '.join(map(str, others))}" if others else ""
@@ -205,6 +207,10 @@ class CpuEstimateSensor:
         lines = [_line(PROGRAM, sum(rank.seconds() for rank in self._ranks))]
         if self._with_machine:
             lines.append(_line(MACHINE, machine_busy_s()))
+        for pid in self._absent:
+            text = f"there is no pid {pid}, so its CPU time, which was requested, is not in the estimate"
+            lines.append({"kind": "warning", "device": PROGRAM, "text": text})
+        self._absent = []
         return lines
 
     def close(self) -> None:
