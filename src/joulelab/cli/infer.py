@@ -378,14 +378,19 @@ def _refuse_others(with_what: str, given: Iterable[str], allowed: set[str]) -> N
 _SETTING = re.compile(r"[A-Za-z_][\w.]*=")
 
 
+def models_and_settings(words: Iterable[str] | None) -> tuple[list[str], list[str]]:
+    """The words of the command: models, and `key.path=value`; a file may have such a name."""
+    given = list(words or [])
+    settings = [word for word in given if _SETTING.match(word) and not Path(word).exists()]
+    return [word for word in given if word not in settings], settings
+
+
 def inference_request(params: Mapping[str, Any]) -> tuple[str, list[RunSpec]]:
     """Name of the run or group, and the checked specs: one per model."""
     params = with_named_models(params)
     if usage_of(params) not in ("model", "text"):
         raise UsageError("--from-log and --against measure nothing", "run the command directly")
-    words = list(params["words"] or [])
-    overrides = [word for word in words if _SETTING.match(word) and not Path(word).exists()]
-    models = [word for word in words if word not in overrides]
+    models, overrides = models_and_settings(params["words"])
     if not models:
         raise UsageError("no model was named", "to try one: joulelab infer deit-t --min-run-time 5")
     if params["sort"] not in (None, *SORT_KEYS):

@@ -181,12 +181,11 @@ FLAGS: Mapping[str, Flag] = {
 
 def measure_server(params: Mapping[str, Any], options: RunOptions) -> None:
     """`params`: the options of `joulelab infer`; its words are the model and settings."""
+    from joulelab.cli.infer import models_and_settings
     from joulelab.cli.run import start_run
     from joulelab.report.tables.serving_tables import serving_data, write_serving_table
 
-    words = list(params["words"] or [])
-    overrides = [word for word in words if "=" in word]
-    models = [word for word in words if word not in overrides]
+    models, overrides = models_and_settings(params["words"])
     if len(models) > 1:
         raise UsageError(f"{len(models)} models were named ({', '.join(models)}); a server is measured with one")
     # Not every version of typer converts what the context holds.

@@ -368,6 +368,16 @@ def test_what_cannot_be_measured_is_refused_before_the_run(words, text, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_model_in_a_folder_with_an_equals_sign_is_no_setting(tmp_path, monkeypatch):
+    make_model().save_pretrained(tmp_path / "lr=0.1")
+    make_tokenizer().save_pretrained(tmp_path / "lr=0.1")
+    monkeypatch.chdir(tmp_path)
+    short = ("--prompt-tokens", "8", "--new-tokens", "8", "--dry-run")
+    for model in (["--model", "./lr=0.1"], ["lr=0.1"]):
+        done = measure(tmp_path / "runs", "--engine", "builtin", *model, *short)
+        assert done.returncode == 0 and "lr=0.1" in done.stdout, done.stderr
+
+
 def test_a_model_that_the_server_lacks_is_refused(tiny_server, tmp_path):
     done = measure(tmp_path / "runs", "--server", tiny_server[0].url, "--model", "other")
     assert done.returncode == 2 and "it lists tiny" in done.stderr and not (tmp_path / "runs").exists()
