@@ -2,6 +2,7 @@
 
 import pytest
 
+from joulelab.errors import ConfigError
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
@@ -42,3 +43,9 @@ def test_every_experiment_that_ships_fits_its_pipeline():
         assert group.baseline in {spec.label for spec in specs}
     for name in ("fitnets-images", "fitnets-two-stages"):
         assert load_spec(name).label == "hint, then response"
+
+
+def test_own_validation_images_next_to_synthetic_training_images_are_refused(tmp_path):
+    spec = load_spec("fitnets-images", {"data": {"validation": str(tmp_path)}})
+    with pytest.raises(ConfigError, match="synthetic is not a folder of images"):
+        spec.preflight()

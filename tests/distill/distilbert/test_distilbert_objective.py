@@ -11,7 +11,7 @@ from torch import nn
 
 from joulelab.data.token_store import write_store
 from joulelab.distill.distilbert import objective as objective_module
-from joulelab.distill.distilbert.config import LmDistillation
+from joulelab.distill.distilbert.config import LmDistillation, LmStudent
 from joulelab.distill.distilbert.data import Limits, LmBatches, LmTask, MaskRecipe, cut_sequences, pack_rows
 from joulelab.distill.distilbert.objective import (
     FrozenTeacher,
@@ -22,6 +22,7 @@ from joulelab.distill.distilbert.objective import (
     open_for_loss,
     plain_loss,
     require_comparable,
+    student_config,
 )
 from joulelab.errors import ConfigError
 from joulelab.train.config import TrainingConfig
@@ -243,3 +244,19 @@ def test_models_that_cannot_be_compared_are_refused_with_numbers():
     require_comparable(student, wide, same_width=False)
     with pytest.raises(ConfigError, match="student's width is 32 and the teacher's 48"):
         require_comparable(student, wide, same_width=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "is not JSON"),
+        ("[1]", "has no JSON object"),
+        ("\xff", "is not JSON"),
+        ('{"dim": "wide"}', "is no configuration of distilbert"),
+    ],
+)
+def test_a_configuration_of_the_student_that_cannot_be_used_is_refused(content, reason, tmp_path):
+    (tmp_path / "config.json").write_bytes(content.encode("latin1"))
+    student = LmStudent(config=str(tmp_path / "config.json"))
+    with pytest.raises(ConfigError, match=reason):
+        student_config(student, None, 100)

@@ -261,7 +261,8 @@ class FitnetsImagesSpec(DistillSpec):
         if not self.data.is_own:
             parse_split(getattr(self.data, split))
             return
-        name = self.data.folders.get(split, self.data.folders.get("train", self.data.source))
-        if sources.parse(name).kind != "folder":
-            raise ConfigError(f"{name} is not a folder of images", "name a folder with one folder per class")
+        trained = self.data.folders.get("train", self.data.source)
+        for name in dict.fromkeys((trained, self.data.folders.get(split, trained))):
+            if sources.parse(name).kind != "folder":
+                raise ConfigError(f"{name} is not a folder of images", "name a folder with one folder per class")
         self.data.find(split)

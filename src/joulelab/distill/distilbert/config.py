@@ -5,10 +5,11 @@ The names of the scripts that made DistilBERT are accepted, so that an old comma
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,8 +19,8 @@ from joulelab.data.splits import OwnSplits, Size, is_own_data, is_place
 from joulelab.data.text import check_documents
 from joulelab.data.token_store import find_store, refuse_pickle
 from joulelab.distill.config import DistillSection, LanguageModelSpec, TeacherSection
-from joulelab.errors import NotFoundError
-from joulelab.runs.spec import LARGEST_SEED, Section
+from joulelab.errors import ConfigError, NotFoundError
+from joulelab.runs.spec import LARGEST_SEED, Section, user_path
 from joulelab.train.config import PipelineTraining, TrainingConfig
 
 StudentType = Literal["distilbert", "roberta", "gpt2"]
@@ -28,6 +29,7 @@ TEACHER_OF = {"distilbert": "bert", "roberta": "roberta", "gpt2": "gpt2"}
 """Both sides must read the same tokens, so each type of student has one type of teacher."""
 OWN_HELD_OUT = 0.05
 """Share of the user's text that is held out, unless the settings state a size."""
+_CONFIG_FILE = "name a config.json in Hugging Face's format"
 OF_TEACHER = "teacher"
 """Where the student's layers come from unless another model is named."""
 
@@ -156,6 +158,19 @@ class LmStudent(Section):
                 f"a student starts from exactly one of {', '.join(self.alternatives)}; the settings name {found}"
             )
         return self
+
+    def read_config(self) -> dict[str, Any]:
+        """The values in the file that `config` names."""
+        file = user_path(str(self.config))
+        if not file.is_file():
+            raise NotFoundError(f"there is no file {file.absolute()}", _CONFIG_FILE, self.config)
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:  # also bytes that are not UTF-8
+            raise ConfigError(f"student.config={self.config} is not JSON: {error}", _CONFIG_FILE) from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"student.config={self.config} has no JSON object", _CONFIG_FILE)
+        return values
 
 
 class LmDistillation(DistillSection):
@@ -288,9 +303,5 @@ class DistilbertSpec(LanguageModelSpec):
         yield self.data.check
         if self.data.token_counts:
             yield lambda: require_counts(Path(str(self.data.token_counts)))
-        yield self._check_student_config
-
-    def _check_student_config(self) -> None:
-        file = self.student.config and Path(self.student.config)
-        if file and not file.is_file():
-            raise NotFoundError(f"there is no file {file.absolute()}", "check the path", self.student.config)
+        if self.student.config is not None:
+            yield self.student.read_config

@@ -76,7 +76,12 @@ def _from_config(config: LmStudent, vocab_size: int, seed: int) -> nn.Module:
 def _config_by_size(config: LmStudent, vocab_size: int) -> Any:
     kind: Any = getattr(import_transformers(), _CLASSES[config.type]).config_class
     if config.config is not None:
-        return kind.from_json_file(config.config)
+        try:
+            return kind(**config.read_config())
+        except Exception as error:  # transformers checks values with errors of several kinds
+            raise ConfigError(
+                f"student.config={config.config} is no configuration of {config.type}: {error}", "correct its values"
+            ) from error
     sizes = SIZES[config.type]
     if config.size not in sizes:
         raise lookup.unknown(f"size of {config.type}", str(config.size), sizes)
