@@ -67,6 +67,20 @@ def test_a_later_run_in_another_chosen_folder_does_not_pay_the_teacher_again(tmp
     assert {run["run_id"] for run in json.loads(listed.stdout)} == {"run123", "run124"}
 
 
+def test_a_command_that_is_repeated_prints_the_record_again_as_json(tmp_path, monkeypatch):
+    monkeypatch.setattr(PIPELINES, "resolve", lambda name: make_teacher)
+    words = ["run", "demo-kd", *SETTINGS, "--runs-dir", tmp_path / "runs", "--run-dir", tmp_path / "mine", "--json"]
+    first, again = (joulelab_here(*words) for _ in range(2))
+    assert "is already done" in again.stderr
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+    other = joulelab_here(*words, "training.learning_rate=1e-3", "training.precision=bf16")
+    assert other.returncode == 2
+    assert "contains a run with different settings (training.learning_rate, training.precision)" in other.stderr
+    # `auto` was chosen when the run began, on whatever machine
+    monkeypatch.setattr("joulelab.runs.environment.has_bf16_cores", lambda device: True)
+    assert "is already done" in joulelab_here(*words).stderr
+
+
 def test_a_run_of_the_same_name_elsewhere_and_a_deleted_one_are_no_obstacle(tmp_path, monkeypatch):
     monkeypatch.setattr(PIPELINES, "resolve", lambda name: make_teacher)
     store = tmp_path / "runs"

@@ -288,13 +288,16 @@ def run_in_directory(spec: RunSpec, run_dir: Path, options: RunOptions) -> None:
 
 
 def require_same_settings(run_dir: Path, spec: RunSpec) -> None:
+    """What is `auto` on the command line was chosen when the run began, maybe on another machine, and stays so."""
     from joulelab.runs.spec import check, read_mapping
 
     existing = check(read_mapping(run_dir / "config.yaml"))
-    if existing != spec:
-        differing = [name for name in type(spec).model_fields if getattr(existing, name, None) != getattr(spec, name)]
+    was, asked, now = (_dotted(one.model_dump(mode="json")) for one in (existing, spec, spec.for_this_machine()))
+    differing = [key for key in was | now if was.get(key) != now.get(key) and asked.get(key) != f"{key}=auto"]
+    if differing:
+        what = ", ".join(differing) if existing.pipeline == spec.pipeline else "another pipeline"
         raise UsageError(
-            f"{run_dir} contains a run with different settings ({', '.join(differing) or 'another pipeline'})",
+            f"{run_dir} contains a run with different settings ({what})",
             f"choose another directory, or resume that run: joulelab run --resume {run_dir}",
         )
 
@@ -363,7 +366,7 @@ def resume_run(name: str, options: RunOptions) -> None:
     from joulelab.runs.measure.result import not_restartable
     from joulelab.runs.paths import RunPaths
     from joulelab.runs.spec import read_mapping
-    from joulelab.runs.store import find_folder, load_record
+    from joulelab.runs.store import find_folder
 
     folder = find_folder(options.store, name)
     if (folder / "group.json").exists():
@@ -376,16 +379,27 @@ def resume_run(name: str, options: RunOptions) -> None:
         raise not_restartable()
     if ran_as_worker(folder.absolute().parent, pipeline, options.until):
         return
-    if load_record(folder).status == "done":
-        print(f"{folder.name} is already done; nothing to resume", file=sys.stderr)
+    if _was_done(folder, options):
         return
     with holding(folder):
-        if load_record(folder).status == "done":  # finished by the process that held the lock until now
-            print(f"{folder.name} is already done; nothing to resume", file=sys.stderr)
+        if _was_done(folder, options):  # by the process that held the lock until now
             return
         for stage, step in RunPaths(folder).checkpointed_steps().items():
             note(f"resuming {stage} from its checkpoint at step {step}")
         run_folder(folder, options)
+
+
+def _was_done(folder: Path, options: RunOptions) -> bool:
+    """Whether the run is done; then it is said, and with --json its record is printed."""
+    from joulelab.runs.store import load_record
+
+    record = load_record(folder)
+    if record.status != "done":
+        return False
+    print(f"{folder.name} is already done; nothing to resume", file=sys.stderr)
+    if options.as_json:
+        print(options.to_json(record))
+    return True
 
 
 def resume_group(folder: Path, as_json: bool) -> None:
