@@ -208,9 +208,7 @@ def test_isolation_takes_a_tenth_of_the_training_and_its_figures_say_that_they_a
     assert phases(found) == pytest.approx(per_step(MachineTrainer.costs), rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("scale", "budget_s"), [(1.0, 240), (0.1, 60), pytest.param(0.02, 30, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("scale", "budget_s"), [(1.0, 240), (0.1, 60), pytest.param(0.02, 30, marks=pytest.mark.slow)])
 def test_isolation_takes_a_tenth_of_a_training_that_energy_limits(machine, scale, budget_s):
     """Also where ten steps are over before the counter has moved: its first readings say nothing of the power."""
     spans = []
