@@ -149,6 +149,13 @@ def test_bad_requests_get_an_error_object_that_names_the_parameter(tiny_server, 
     assert reply["error"]["type"] == "invalid_request_error" and reply["error"]["message"]
 
 
+def test_half_an_emoji_of_a_text_that_was_cut_is_an_unknown_character(tiny_server):
+    status, body = send(tiny_server[0], "/v1/completions", b'{"prompt": "w1 \\ud83d", "max_tokens": 2}')
+    assert status == 200, body
+    status, body = send(tiny_server[0], "/v1/completions", b'{"prompt": "\xff"}')
+    assert status == 400 and "the body is not JSON" in body["error"]["message"]
+
+
 def test_messages_are_checked(tiny_server):
     for messages in ([], "hi", [{"role": "user"}], [{"role": "assistant", "content": "w1"}]):
         status, reply = send(tiny_server[0], "/v1/chat/completions", {"messages": messages})

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from joulelab.data.text import parsed_json
 from joulelab.infer.generation.settings import GenerationSettings
 
 MAX_BODY_BYTES = 4 << 20
@@ -77,7 +78,7 @@ class AnswerRequest:
 
 def parse_body(raw: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(raw)
+        body = parsed_json(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
