@@ -390,7 +390,7 @@ def resume_run(name: str, options: RunOptions) -> None:
 
 
 def _was_done(folder: Path, options: RunOptions) -> bool:
-    """Whether the run is done; then a line says so, and with --json its record is printed."""
+    """Whether the run is done; then a message on stderr states it, and --json prints its record."""
     from joulelab.runs.store import load_record
 
     record = load_record(folder)
