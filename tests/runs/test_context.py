@@ -264,6 +264,18 @@ def test_results_metrics_and_summary_are_there_for_scripts(play):
     assert '"loss":0.5' in play.paths.metrics.read_text()
 
 
+def test_a_result_that_is_no_number_is_a_warning_and_the_record_can_be_read(play):
+    def story(run):
+        run.result("student.clm_loss", Result(value=float("nan")))
+        run.result("student.accuracy", Result(value=0.8, standard_error=float("inf")))
+        run.meter.event("result", name="loss of an earlier version", result={"value": float("nan")})
+
+    play(story)
+    record = load_record(play.paths.folder)
+    assert record.results == {"student.accuracy": Result(value=0.8)}
+    assert "student.clm_loss is nan and is not recorded" in [note.text for note in record.validity.notes]
+
+
 def test_a_full_disk_loses_lines_of_metrics_and_not_the_training(play, monkeypatch):
     def story(run):
         def full(*lines, **options):

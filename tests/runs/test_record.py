@@ -108,6 +108,12 @@ def test_a_record_in_earlier_names_is_read_under_the_current_ones(folder):
     assert RunRecord.model_validate_json(written) == expected
 
 
+def test_a_record_with_a_result_that_was_no_number_is_read_without_it(folder):
+    record = read_json(folder / "run.json")
+    write_json(folder / "run.json", {**record, "results": {"loss": {"value": None}, "accuracy": {"value": 0.5}}})
+    assert set(load_record(folder).results) == {"accuracy"}
+
+
 def test_windows_of_measured_programs_keep_the_names_that_users_gave_them():
     assert current_phase("program.run", "optimiser_step") == "optimiser_step"
     assert current_phase("student.train", "optimiser_step") == "optimizer_step"

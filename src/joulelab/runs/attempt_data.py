@@ -157,7 +157,8 @@ def read_events(path: Path) -> AttemptEvents:
         elif kind == "progress":
             events.counts.setdefault(line["stage"], {}).update(line["counts"])
         elif kind == "result":
-            events.results[line["name"]] = line["result"]
+            if math.isfinite(line["result"]["value"]):  # earlier versions wrote those of diverged models too
+                events.results[line["name"]] = line["result"]
         elif kind == "joules":
             events.joules[line["name"]] = (line["of"], line["per"])
         elif kind == "tracker":

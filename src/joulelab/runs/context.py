@@ -468,6 +468,12 @@ class RunContext:
             self.warn(text)
 
     def result(self, name: str, result: Result) -> None:
+        """Of a diverged model, a result may be no number, which a record cannot have."""
+        if not math.isfinite(result.value):
+            self.warn(f"{name} is {result.value} and is not recorded")
+            return
+        if result.standard_error is not None and not math.isfinite(result.standard_error):
+            result = result.model_copy(update={"standard_error": None})
         self.meter.event("result", name=name, result=result.model_dump())
 
     def energy_result(self, name: str, made: Iterable[Bill], per: int = 1) -> None:

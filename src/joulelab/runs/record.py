@@ -485,6 +485,18 @@ class RunRecord(Frozen):
                 raise ValueError(f"{name} is {spec[name]!r}")
         return spec
 
+    @field_validator("results", mode="before")
+    @classmethod
+    def _without_null(cls, results: Any) -> Any:
+        """Earlier versions wrote null for a result that was no number."""
+        if not isinstance(results, dict):
+            return results
+        return {
+            name: result
+            for name, result in results.items()
+            if not isinstance(result, dict) or result.get("value") is not None
+        }
+
     @field_validator("findings", mode="before")
     @classmethod
     def _migrate_findings(cls, value: Any) -> Any:

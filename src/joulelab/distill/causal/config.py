@@ -469,8 +469,9 @@ class CausalTeacher(Section):
     model: str = "sample:smollm2"
     """`sample:smollm2`, a local folder, a GGUF file or a hub id; with `server`, the name that the server knows."""
     precision: Literal["auto", "fp32", "bf16", Quantization] = "auto"
-    """Precision of weights and computation; auto: bf16 on a GPU, fp32 elsewhere. Or quantized weights with bf16
-    activations: int8, nf4 (extra bitsandbytes), fp8, fp8-weights, int4 (extra torchao); also those of a judge model."""
+    """Precision of weights and computation; auto: bf16 on a GPU with tensor cores for it, fp32 elsewhere. Or quantized
+    weights with bf16 activations: int8, nf4 (extra bitsandbytes), fp8, fp8-weights, int4 (extra torchao); also those of
+    a judge model."""
     cross_tokenizer_loss: Literal["gold", "uld"] = "gold"
     """In kd and on-policy, if teacher and student have different tokenizers: their distributions are compared over
     spans of text that both cover by whole tokens, which is approximate. `gold`: the divergence on tokens of both

@@ -213,7 +213,7 @@ def _training_size(spec: CausalSpec, on_gpu: bool, alone: bool) -> ModelSize:
     live = spec.pipeline == "on-policy" or (spec.pipeline == "kd" and spec.distill.teacher == "live")
     if live and spec.teacher.server is None and not alone:
         precision = spec.teacher.precision
-        half = precision == "bf16" or (precision == "auto" and on_gpu)
+        half = precision == "bf16" or (precision == "auto" and environment.has_bf16_cores(spec.device))
         each = WEIGHT_BYTES[precision] if is_quantized(precision) else 2 if half else 4
         weights = _count(_meta_model(spec.teacher.model))
         other_bytes += round(weights * each)
@@ -540,7 +540,7 @@ class CausalContext:
     def teacher_precision(self) -> torch.dtype:
         """Of activations, and of weights that are not quantized."""
         chosen = self.spec.teacher.precision
-        half = chosen == "auto" and self.device.type == "cuda"
+        half = chosen == "auto" and environment.has_bf16_cores(self.device.type)
         return torch.bfloat16 if half or chosen == "bf16" or is_quantized(chosen) else torch.float32
 
     @property
