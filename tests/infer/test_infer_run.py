@@ -179,6 +179,17 @@ def _clip(transformers, shape):
     return transformers.CLIPConfig(text_config=text, vision_config={**shape, "image_size": 16, "patch_size": 8})
 
 
+def test_tokens_beyond_what_roberta_can_read_are_refused(tmp_path):
+    """Two of its positions belong to no token."""
+    import transformers
+
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.RobertaConfig(vocab_size=30, max_position_embeddings=34, pad_token_id=1, **shape)
+    transformers.RobertaModel(config).save_pretrained(tmp_path / "encoder")
+    with pytest.raises(ConfigError, match="has 32 positions; 33 tokens were requested"):
+        run(tmp_path, str(tmp_path / "encoder"), seq_length="33", overrides=["energy.idle_before_s=0"])
+
+
 def test_a_model_that_does_not_generate_is_refused(tmp_path):
     import transformers
 

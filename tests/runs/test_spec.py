@@ -323,6 +323,21 @@ def test_a_model_next_to_the_file_is_found_under_published_names_too(tmp_path):
     assert layers["student"] == {"student_pretrained_weights": str(tmp_path / "my-student")}
 
 
+def test_every_file_of_a_setting_may_be_next_to_the_settings(tmp_path):
+    for name in ("tokens", "template.jinja", "prompts.jsonl", "judge", "questions.jsonl"):
+        (tmp_path / name).touch()
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "data: {tokenizer: tokens, template: template.jinja}\ngeneration: {prompts_from: prompts.jsonl}\n"
+        "preferences: {judge: {model: judge}}\nquality: {answers: questions.jsonl, harness_folder: absent}\n"
+    )
+    layers = read_layers(str(own))
+    assert layers["data"] == {"tokenizer": str(tmp_path / "tokens"), "template": str(tmp_path / "template.jinja")}
+    assert layers["generation"]["prompts_from"] == str(tmp_path / "prompts.jsonl")
+    assert layers["preferences"]["judge"]["model"] == str(tmp_path / "judge")
+    assert layers["quality"] == {"answers": str(tmp_path / "questions.jsonl"), "harness_folder": "absent"}
+
+
 def test_settings_of_wandb_have_two_names_as_well(tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text("extends: demo-kd\ntrackers: {tensorboard: {}, wandb: {project: mine}}\n")

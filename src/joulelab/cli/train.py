@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -166,10 +165,12 @@ def with_model(params: Mapping[str, Any]) -> dict[str, Any]:
     model = option if option is not None else first
     if model is None or ("=" in model and not model.endswith(".py")):
         raise UsageError("no model was named", "`joulelab zoo` lists them; to try one: joulelab train gpt2 --size tiny")
+    from joulelab.runs.spec import user_path
+
     trainer = params.get("trainer")
     own = trainer is not None and (is_trainer_file(trainer) or is_registered(trainer))
     if own:  # a separate setting; ddp and fsdp are ways in which any trainer runs
-        named = Path(str(trainer)).expanduser().absolute() if is_trainer_file(str(trainer)) else trainer
+        named = user_path(str(trainer)).absolute() if is_trainer_file(str(trainer)) else trainer
         overrides = [f"trainer={named}", *overrides]
     return {**params, "model": model, "overrides": overrides, "trainer": None if own else trainer}
 

@@ -14,7 +14,7 @@ from joulelab.data import sources
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.infer.config import require_usable_model, require_weights
 from joulelab.runs import environment
-from joulelab.runs.spec import RunSpec
+from joulelab.runs.spec import RunSpec, user_path
 from joulelab.zoo.quantization import Quantization, is_quantized, quantization_packages, require_quantization
 
 
@@ -73,7 +73,7 @@ class EvaluateSpec(RunSpec):
         for key in ("task_folder", "data"):
             value = settings.get(key)
             if isinstance(value, str) and value and not value.startswith(sources.SAMPLE_PREFIX):
-                result[key] = str(Path(value).expanduser().absolute())
+                result[key] = str(user_path(value).absolute())
         return result
 
     @model_validator(mode="after")

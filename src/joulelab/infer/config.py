@@ -25,7 +25,7 @@ from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.meter.sensors.cpu import usable_cores
 from joulelab.runs import environment
 from joulelab.runs.paths import read_json
-from joulelab.runs.spec import RunSpec
+from joulelab.runs.spec import RunSpec, user_path
 from joulelab.units import size_text
 from joulelab.zoo.norms.encoder_shapes import SHAPES, Norm
 from joulelab.zoo.quantization import (
@@ -191,7 +191,7 @@ class InferSpec(RunSpec):
         title = "infer-" + model.rstrip("/").rpartition("/")[2].replace(":", "-").removesuffix(".py")[:60]
         complete = {"name": title} | dict(settings) | {"model": model, "energy": idle | energy}
         if isinstance(prompts := settings.get("prompts"), str) and prompts:  # absolute: resumable from another folder
-            complete = {"generate": True} | complete | {"prompts": str(Path(prompts).expanduser().absolute())}
+            complete = {"generate": True} | complete | {"prompts": str(user_path(prompts).absolute())}
         return complete
 
     @field_validator("batch_sizes", "seq_lengths", "dtypes", "modes", "norms")

@@ -31,7 +31,7 @@ from joulelab.zoo.norms.encoder_shapes import SHAPES
 from joulelab.zoo.norms.encoders import Encoder, build, make_inputs
 from joulelab.zoo.norms.pretrained_encoders import fold_for_inference, load_published
 from joulelab.zoo.objective import Objective, prepare
-from joulelab.zoo.pretrained import import_transformers, load_causal_lm, load_pretrained, seeded_init
+from joulelab.zoo.pretrained import encoder_positions, import_transformers, load_causal_lm, load_pretrained, seeded_init
 from joulelab.zoo.registry import WorkloadRequest, find_model
 
 
@@ -192,7 +192,7 @@ def _pretrained_input(spec: InferSpec, model: nn.Module, case: Case) -> tuple[st
             size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
             channels = getattr(config, "num_channels", 3)
             return "pixel_values", torch.randn(case.batch_size, channels, size, size), "image"
-        require_positions(spec.model, getattr(config, "max_position_embeddings", None), [case.tokens])
+        require_positions(spec.model, encoder_positions(config), [case.tokens])
         return "input_ids", torch.randint(0, config.vocab_size, (case.batch_size, case.tokens)), "sequence"
 
 

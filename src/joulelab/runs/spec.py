@@ -513,16 +513,24 @@ def _read_layer(path: Path) -> dict[str, Any]:
 
 
 _INPUTS = {
-    "data": ("source", "train", "validation", "test", "train_file", "validation_file", "test_file"),
+    "data": (
+        "source", "train", "validation", "test", "train_file", "validation_file", "test_file", "tokenizer", "template",
+        "token_counts",
+    ),
     "teacher": ("model", "teacher_name", "fine_tuned"),
-    "student": ("model", "init", "student_pretrained_weights"),
-}
+    "student": ("model", "init", "student_pretrained_weights", "config", "student_config"),
+    "generation": ("prompts_from",),
+    "preferences.judge": ("model",),
+    "quality": ("answers", "harness_folder"),
+}  # fmt: skip
 
 
 def _resolve_inputs(settings: dict[str, Any], folder: Path) -> None:
-    """Data and models that lie next to the file and not in the current directory."""
+    """Data and models that are next to the file and not in the current directory."""
     for section, keys in _INPUTS.items():
-        inputs = settings.get(section)
+        inputs: Any = settings
+        for part in section.split("."):
+            inputs = inputs.get(part) if isinstance(inputs, dict) else None
         if not isinstance(inputs, dict):
             continue
         for key in keys:

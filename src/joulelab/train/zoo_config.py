@@ -14,6 +14,7 @@ from joulelab.data.splits import SYNTHETIC_SIZES, parse_split
 from joulelab.data.text import check_documents
 from joulelab.errors import ConfigError, DeviceMissing, NotFoundError
 from joulelab.runs import environment
+from joulelab.runs.spec import user_path
 from joulelab.train.config import CompileMode, PipelineTraining, Precision, TrainingConfig, TrainingRunSpec
 from joulelab.zoo.registry import (
     PUBLISHED,
@@ -160,7 +161,7 @@ class TrainSpec(TrainingRunSpec):
 
 def _absolute(name: str) -> str:
     """Absolute path of a file, so that a run can be resumed and repeated from another directory."""
-    return str(Path(name).expanduser().absolute()) if is_file(name) else name
+    return str(user_path(name).absolute()) if is_file(name) else name
 
 
 def _absolute_trackers(training: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from joulelab import lookup
 from joulelab.data.splits import Split, parse_split
 from joulelab.errors import ConfigError, NotFoundError
+from joulelab.runs.spec import user_path
 
 if TYPE_CHECKING:
     from joulelab.zoo.objective import Workload
@@ -84,7 +85,7 @@ PUBLISHED = "published"
 def find_model(name: str) -> ZooEntry:
     """The entry of `gpt2`, or the MODEL of `./my_model.py`."""
     if is_file(name) or (name not in lookup.ZOO.names() and Path(name).is_dir()):
-        return _from_file(Path(name).expanduser())
+        return _from_file(user_path(name))
     if name not in lookup.ZOO.names() and Path(f"{name}.py").is_file():
         raise NotFoundError(f"unknown model '{name}'", f"for your own file write ./{name}.py")
     if name not in lookup.ZOO.names():

@@ -71,6 +71,15 @@ def test_a_kernel_without_the_list_of_children_is_served_the_slow_way(family, mo
     assert len(ProcessTree(family.pid).members()) == 3
 
 
+def test_a_program_that_ended_has_a_tree_still(family):
+    """A measured server that ends must not end the readings of the other processes."""
+    tree = ProcessTree(family.pid)
+    before = {process.pid for process in tree.members()}
+    family.kill()
+    family.wait()
+    assert {process.pid for process in tree.members()} == before
+
+
 def test_a_large_tree_is_walked_more_rarely(monkeypatch):
     tree = ProcessTree(os.getpid())
     clock = iter([100.0, 100.05, 140.0, 151.0, 151.0])

@@ -30,6 +30,7 @@ from joulelab.infer.generation.completions import Prompt
 from joulelab.infer.generation.server import Endpoint, ServerGenerator, ServerLocation, TokenPrompts
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.runs.measure.program import end_all, kill_group, start_guard
+from joulelab.runs.spec import user_path
 
 CHILD_ENGINES = ("vllm", "sglang")
 SERVED_NAME = "teacher"
@@ -77,7 +78,7 @@ class EngineInstallation:
                 f"set {setting}, for example /opt/{name}/bin/python",
             )
         # Not `resolve()`, which would follow the link of a virtual environment to the system's Python.
-        path = Path(python).expanduser().absolute()
+        path = user_path(python).absolute()
         if not os.access(path, os.X_OK) or path.is_dir():
             raise ConfigError(f"{setting}: {path} is not an executable file", "name a Python program")
         question = f"import importlib.metadata as found; print(found.version({name!r}))"

@@ -39,7 +39,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors.cpu import usable_cores
 from joulelab.meter.sensors.nvml import compute_pids, opened_cards
 from joulelab.runs import environment
-from joulelab.runs.spec import RunSpec
+from joulelab.runs.spec import RunSpec, user_path
 from joulelab.zoo.quantization import is_quantized, quantization_packages, require_quantization
 
 ServedDtype = Literal["auto", "fp32", "bf16", "fp16", "nf4", "fp8", "fp8-weights", "int4"]
@@ -264,7 +264,7 @@ class ServingSpec(RunSpec):
         what = model if isinstance(model, str) and model else urlsplit(str(server or "")).netloc
         title = "serving-" + re.sub(r"[^\w.-]", "-", str(what).rstrip("/").rpartition("/")[2])[:60]
         if isinstance(prompts := settings.get("prompts"), str) and prompts:
-            found["prompts"] = str(Path(prompts).expanduser().absolute())
+            found["prompts"] = str(user_path(prompts).absolute())
         return {"name": title.rstrip("-")} | found
 
     @field_validator("prompt_tokens", "new_tokens")

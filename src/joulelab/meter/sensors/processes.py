@@ -54,7 +54,10 @@ class ProcessTree:
 
     def _found(self, children: list[int] | None) -> list[psutil.Process]:
         if children is None:
-            slowly = self._root.children(recursive=True)
+            try:
+                slowly = self._root.children(recursive=True)
+            except psutil.NoSuchProcess:
+                return self._members  # the program has ended; what it started may go on
             self.recorders = [process for process in slowly if self._is_left_out(process)]
             return [self._root, *(process for process in slowly if process not in self.recorders)]
         known = {process.pid: process for process in (*self._members, *self.recorders)}

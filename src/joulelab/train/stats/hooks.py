@@ -22,6 +22,7 @@ import torch
 
 from joulelab import lookup
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
+from joulelab.runs.spec import user_path
 from joulelab.zoo.objective import PhaseMaker
 from joulelab.zoo.registry import is_file
 
@@ -310,7 +311,7 @@ GUIDE = "docs/add-a-tracker.md has a complete example"
 def load_tracker(name: str) -> TrainerStats:
     """A built-in tracker such as `simple`, or the one in a user's file `./my_tracker.py`."""
     if is_file(name):
-        kind = _only_tracker(Path(name).expanduser())
+        kind = _only_tracker(user_path(name))
         return _instantiate(name, kind) if issubclass(kind, TrainerStats) else CourseStats(kind)
     if name not in lookup.TRAINER_STATS.names() and Path(f"{name}.py").is_file():
         raise NotFoundError(f"unknown trainer stats '{name}'", f"for your own file write ./{name}.py")
