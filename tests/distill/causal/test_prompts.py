@@ -116,6 +116,19 @@ def test_no_row_is_read_after_the_one_that_completes_the_prompts(monkeypatch):
     assert len(teacher._find_prompts(context)) == 3 and read == ["w1", "w1", "w2", "w3"]
 
 
+def test_a_source_with_fewer_prompts_than_requested_is_noted(monkeypatch):
+    monkeypatch.setattr(teacher, "_rows_with_prompts", lambda context, left_out: iter(["w1", "w1", "w2"]))
+    spec = SimpleNamespace(generation=Generation(prompts=3, prompt_tokens=8), data=SimpleNamespace(source="texts.txt"))
+    notes = []
+    run = SimpleNamespace(note=notes.append)
+    context = SimpleNamespace(prompt_tokenizer=make_tokenizer(), spec=spec, run=run, prompts=[])
+    assert len(teacher.training_prompts(context)) == 2
+    assert len(teacher.training_prompts(context)) == 2
+    assert notes == [
+        "prompts: 2, not 3 (generation.prompts), because texts.txt has no more different ones of up to 8 tokens"
+    ]
+
+
 def test_texts_go_through_the_tokenizer_together(monkeypatch):
     tokenizer, calls = make_tokenizer(), []
 

@@ -178,6 +178,12 @@ def training_prompts(context: CausalContext) -> list[tuple[Prompt, str | None]]:
     answer."""
     if not context.prompts:
         context.prompts.extend(_find_prompts(context))
+        spec, count = context.spec, len(context.prompts)
+        if count < spec.generation.prompts:
+            context.run.note(
+                f"prompts: {count:,}, not {spec.generation.prompts:,} (generation.prompts), because "
+                f"{prompt_source(spec)} has no more different ones of up to {spec.generation.longest_prompt} tokens"
+            )
     return context.prompts
 
 
