@@ -5,7 +5,7 @@ import chat_tokenizers as made
 import pytest
 
 from joulelab.data.chat.conversations import rows_of
-from joulelab.data.chat.datasets import prepare_codeforces_cots, prepare_openr1_math, prepare_tulu3, write_rows
+from joulelab.data.chat.datasets import prepare_store, preset, write_rows
 from joulelab.data.chat.encoding import DocumentStore
 from joulelab.errors import ConfigError
 
@@ -29,7 +29,8 @@ def test_tulu_rows_become_a_store_that_states_what_became_of_them(tmp_path):
     tokenizer = made.qwen()
     rows = [talk("Hello", "one", "two", "three"), talk("nobody answers"), talk("one " * 200, "cut away")]
     source = lines(tmp_path / "tulu.jsonl", rows)
-    store = prepare_tulu3(tmp_path / "store", tokenizer, "mine", source=source, split=None, max_tokens=100)
+    settings = preset("tulu-3", source=source, split=None, max_tokens=100)
+    store = prepare_store(tmp_path / "store", tokenizer, "mine", settings)
     assert trained_text(tokenizer, store) == ["one<|im_end|>three<|im_end|>"]
     output_text = DocumentStore.open(tmp_path / "store").attributes
     assert output_text["rows"] == {"conversations": 2, "cut at max_tokens": 1}
@@ -47,13 +48,13 @@ def test_codeforces_teaches_the_program_and_openr1_the_correct_answer(tmp_path):
     tokenizer = made.without_template()
     program = "<think>draft</think>So:\n```cpp\nmain()\n```\n"
     source = lines(tmp_path / "code.jsonl", [{"prompt": "Hello", "generation": program, "finish_reason": "stop"}])
-    store = prepare_codeforces_cots(tmp_path / "code", tokenizer, "mine", source=source, split=None)
+    settings = preset("codeforces-cots", source=source, split=None)
+    store = prepare_store(tmp_path / "code", tokenizer, "mine", settings)
     assert trained_text(tokenizer, store) == ["```cpp\nmain()\n```<|im_end|>"]
     assert store.attributes["template"].startswith("ChatML default")
     math = {"problem": "one?", "generations": ["three", "two"], "correctness_math_verify": [False, True]}
-    store = prepare_openr1_math(
-        tmp_path / "math", tokenizer, "mine", source=lines(tmp_path / "math.jsonl", [math]), split=None
-    )
+    settings = preset("openr1-math", source=lines(tmp_path / "math.jsonl", [math]), split=None)
+    store = prepare_store(tmp_path / "math", tokenizer, "mine", settings)
     assert trained_text(tokenizer, store) == ["two<|im_end|>"]
 
 

@@ -59,10 +59,13 @@ class ChatDataSettings:
 
 
 PRESETS: dict[str, ChatDataSettings] = {
+    # conversations of many kinds, some with several turns
     "tulu-3": ChatDataSettings("allenai/tulu-3-sft-mixture"),
+    # programming problems; of an answer only the program is kept
     "codeforces-cots": ChatDataSettings(
         "open-r1/codeforces-cots", "solutions_py_decontaminated", strip_think_blocks=True, code_only=True
     ),
+    # problems with the first complete and correct answer, reasoning included
     "openr1-math": ChatDataSettings("open-r1/OpenR1-Math-220k", "default"),
     "reviews": ChatDataSettings("sample:reviews", "short"),
     "reviews-chat": ChatDataSettings("sample:reviews", "short", form="chat"),
@@ -90,21 +93,6 @@ def preset(name: str, **changes: Any) -> ChatDataSettings:
 
 
 _ROWS_PER_CALL = 250  # enough for a fast tokenizer to use its threads, little enough to keep memory flat
-
-
-def prepare_tulu3(folder: Path, tokenizer: Any, tokenizer_name: str, **changes: Any) -> DocumentStore:
-    """allenai/tulu-3-sft-mixture: conversations of many kinds, some with several turns."""
-    return prepare_store(folder, tokenizer, tokenizer_name, preset("tulu-3", **changes))
-
-
-def prepare_codeforces_cots(folder: Path, tokenizer: Any, tokenizer_name: str, **changes: Any) -> DocumentStore:
-    """open-r1/codeforces-cots: programming problems; the preset keeps only the program of an answer."""
-    return prepare_store(folder, tokenizer, tokenizer_name, preset("codeforces-cots", **changes))
-
-
-def prepare_openr1_math(folder: Path, tokenizer: Any, tokenizer_name: str, **changes: Any) -> DocumentStore:
-    """open-r1/OpenR1-Math-220k: problems with the first complete and correct answer, reasoning included."""
-    return prepare_store(folder, tokenizer, tokenizer_name, preset("openr1-math", **changes))
 
 
 def prepare_store(folder: Path, tokenizer: Any, tokenizer_name: str, settings: ChatDataSettings) -> DocumentStore:
