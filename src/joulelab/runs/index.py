@@ -326,7 +326,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
 
 
 INDEX = "index.sqlite"
-VERSION = 11
+VERSION = 12
 KEYS = FOLDER, STATE, OPEN_STATE = ("folder", "state", "open_state")
 _ROW = "row"
 """Everything else about a run: JSON, compressed, because 10,000 rows of it are 100 MB."""

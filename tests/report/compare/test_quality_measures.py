@@ -172,6 +172,19 @@ def test_a_student_run_interrupted_before_its_first_student_stage_has_no_quality
     assert quality_of(teacher) is not None
 
 
+@pytest.mark.parametrize(
+    "name", ["synthetic.energy_j", "synthetic.unigram_loss", "preferences.j_per_pair", "student.energy_j"]
+)
+def test_energy_and_the_results_of_made_data_are_no_quality_of_a_run_without_another(made, name) -> None:
+    record = made.demo_records()[-1]
+    record = record.model_copy(update={"results": {name: Result(value=386.03, lower_is_better=True)}})
+    assert quality_of(record) is None
+    assert "386" not in run_result(record)
+    loss = Result(value=2.5, lower_is_better=True)
+    evaluated = record.model_copy(update={"results": record.results | {"student.synthetic.loss": loss}})
+    assert quality_of(evaluated).result == loss  # an evaluator of that name
+
+
 def test_a_killed_run_is_shown_with_its_cause(made) -> None:
     record = interrupted_student(made)
     cut = Note(level="warning", text=interruption_text(record.attempts[-1].number))

@@ -37,6 +37,8 @@ _TITLES = {
 _OTHER_RESULTS = (
     *("train", "validate", "data", "program", "start", "completions", "low", "high", "threshold", "phases", "harness"),
 )
+# Results of the run as a whole: the data it made, its budget, the alignment of two tokenizers, its cached logits.
+_OF_THE_RUN = ("synthetic", "preferences", "budget", "alignment", "logits")
 # Language models are compared by held-out loss; `exact_answers` only on request.
 AGREEMENT = "student.agreement"
 """Share of positions or items for which student and teacher predict the same."""
@@ -176,7 +178,8 @@ def _qualities(record: RunRecord) -> list[Quality]:
     found = []
     for name, result in record.results.items():
         whose, measure = _split(name)
-        if whose in _models(record) and _is_quality(measure, result):
+        of_the_run = not whose and measure.partition(".")[0] in _OF_THE_RUN
+        if whose in _models(record) and not of_the_run and _is_quality(measure, result):
             found.append((_models(record).index(whose), _measure(measure, result), result))
     if not found:  # a run that only evaluates: its answers and tasks are the quality
         found = [
@@ -208,10 +211,16 @@ def _is_quality(measure: str, result: Result) -> bool:
     if (
         any(part in _OTHER_RESULTS or part.startswith("epoch_") for part in parts)
         or parts[-1] in _NOT_QUALITY + _TRAINING
+        or _is_energy(parts[-1])
     ):
         return False
     known = parts[-1] in _SHARES + _SCORES or parts[-1].endswith(_FALLING)
     return known or result.trials is not None or result.lower_is_better
+
+
+def _is_energy(name: str) -> bool:
+    """`energy_j`, `j_per_pair`: less is better, and is no quality."""
+    return name.endswith("_j") or name.startswith("j_per_")
 
 
 def _measure(name: str, result: Result) -> Measure:
