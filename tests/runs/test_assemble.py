@@ -485,6 +485,8 @@ def test_rates_of_a_stage_are_per_item_and_per_second():
     assert (both.duration_s, both.mean_power_w, both.peak_power_w, both.outside_totals) == (10.0, 10.0, 10.0, False)
     asked = record_of(train, counts={"x": {"samples": 20, "tokens": 400}}, unmetered={"x"})
     assert (asked.j_per_sample, asked.j_per_token, asked.tokens_per_s) == (None, None, 40.0), "the client's energy"
+    assert asked.best.is_lower_bound and asked.energy.gpu.is_lower_bound, "without the server's"
+    assert asked.energy.cpu == both.energy.cpu and not both.best.is_lower_bound
     (segment,) = both.segments
     assert (segment.duration_s, segment.start_ns, segment.end_ns) == (10.0, 4 * 10**9, 14 * 10**9)
     assert record_of(StageKind("idle", "idle")).outside_totals

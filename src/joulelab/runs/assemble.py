@@ -58,6 +58,7 @@ from joulelab.runs.record import (
     Totals,
     Validity,
     add_components,
+    all_lower_bounds,
     components_of,
     kind_by_name,
     with_bounds_of,
@@ -270,12 +271,15 @@ def _stage_records(attempts: list[AttemptData], frame: _Frame) -> tuple[StageRec
 def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageRecord:
     durations, duration_s = [seconds(windows) for _, windows in parts], wall_seconds(parts)
     energy = add_components([attempt.energy(windows) for attempt, windows in parts], durations)
+    unmetered = any(name in attempt.events.unmetered for attempt, _ in parts)
+    if unmetered:  # a server did a part of the work where no meter was
+        energy = all_lower_bounds(energy)
     figure, best = energy.under_policy(frame.policy), energy.best(frame.policy)
     peaks = peaks_w(parts, best)
     kind = _kind(name, parts)
     samples, tokens = (_count(parts, name, kind, what) for what in ("samples", "tokens"))
     rated = kind.role != "setup"
-    metered = rated and not any(name in attempt.events.unmetered for attempt, _ in parts)
+    metered = rated and not unmetered
     item_energy = _item_energy(energy, kind, parts, frame.policy) if metered and (samples or tokens) else None
     work_j = (item_energy or best).energy_j
     mean_w = best.mean_power_w(duration_s)

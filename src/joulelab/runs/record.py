@@ -211,6 +211,15 @@ def with_bounds_of(whole: EnergyByComponent, parts: Iterable[EnergyByComponent])
     return EnergyByComponent(**marked)
 
 
+def all_lower_bounds(energy: EnergyByComponent) -> EnergyByComponent:
+    """Every figure that is known, as a lower bound."""
+    figures: dict[str, EnergyFigure] = {name: getattr(energy, name) for name in EnergyByComponent.model_fields}
+    known = {name: figure for name, figure in figures.items() if figure.energy_j is not None}
+    return energy.model_copy(
+        update={name: figure.model_copy(update={"lower_bound": True}) for name, figure in known.items()}
+    )
+
+
 def components_of(ancestor: Ancestor) -> EnergyByComponent:
     absent = missing("its bill does not have this component")
     names = EnergyByComponent.model_fields
