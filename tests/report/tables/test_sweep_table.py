@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def test_configurations_whose_intervals_touch_are_not_resolved(sweep: Sweep) -> 
 
 def test_an_interval_that_one_run_cannot_have_is_left_out_and_none_goes_below_zero() -> None:
     assert interval_text(Interval(5.0, float("-inf"), float("inf")), three_digits) == "5.00"
-    assert interval_text(Interval(5.0, -1.0, 11.0), three_digits) == "5.00, inconclusive"
+    assert interval_text(Interval(5.0, -1.0, 11.0), three_digits) == "5.00, wide interval"
     assert interval_text(None, three_digits) == "-"
 
 
@@ -125,7 +126,17 @@ def test_the_figures_show_speed_joules_and_phases(sweep: Sweep) -> None:
     assert titles == ["Energy per item", "Speed", "Energy of a step by phase", "Time of a step by phase"]
 
 
-def test_an_interval_that_reaches_below_0_is_inconclusive():
+def test_an_interval_that_reaches_below_0_is_called_wide_and_the_unit_follows_the_number(sweep: Sweep) -> None:
     """Two repeats of 1 J and 3 J: [0.0 J, 14.7 J] was printed."""
-    assert interval_text(Interval(2.0, -10.7, 14.7), energy_text) == "2.00 J, inconclusive"
+    assert interval_text(Interval(2.0, -10.7, 14.7), energy_text) == "2.00 J, wide interval"
+    assert interval_text(Interval(255.0, -1.0, 511.0), three_digits, " images/s") == "255 images/s, wide interval"
+    assert interval_text(Interval(255.0, 250.0, 260.0), three_digits, " images/s") == "255 [250, 260] images/s"
+    assert "ide interval" not in render_text(sweep_view(sweep))
+    wide = replace(sweep.rows[1], items_per_s=Interval(795.0, -1.0, 1591.0), j_per_item=Interval(0.6, -0.1, 1.3))
+    scattered = replace(sweep, rows=(sweep.rows[0], wide))
+    text = " ".join(render_text(sweep_view(scattered), width=120).split())
+    assert "Wide interval: the repeats are too few, or scatter too much, for one that excludes 0." in text
+    assert (
+        "not distinguishable from the next, batch_size=8. Fastest: batch_size=16 (795 images/s, wide interval)." in text
+    )
     assert interval_text(Interval(2.0, 1.5, 2.5), energy_text) == "2.00 J [1.50 J, 2.50 J]"

@@ -32,7 +32,7 @@ from joulelab.report.tables.training_table import (
     phase_times,
     utilization,
 )
-from joulelab.report.wording import INCONCLUSIVE, NOTHING
+from joulelab.report.wording import NOTHING
 from joulelab.runs.groups import GroupRecord, short_name
 from joulelab.runs.record import RunRecord
 from joulelab.stats import Interval, mean_t
@@ -178,6 +178,7 @@ def _failed(group: GroupRecord, by_id: dict[str, RunRecord]) -> tuple[FailedRun,
 
 
 Text_of = Callable[[float], str]
+_WIDE = "wide interval"
 _PHASES = ("input", "forward", "backward", "optimizer_step")
 
 
@@ -212,6 +213,9 @@ def configuration_grid(sweep: Sweep) -> Grid:
     if doubt := estimate_note(_figures(sweep)):
         note += f" {doubt}"
     note += f" {LOWER_BOUND}." if any(row.lower_bound for row in sweep.rows) else ""
+    shown = [interval for row in sweep.rows for interval in (row.items_per_s, row.j_per_item, row.mean_power_w)]
+    if any(map(_is_wide, filter(None, shown))):
+        note += f" {_WIDE.capitalize()}: the repeats are too few, or scatter too much, for one that excludes 0."
     return make_grid(f"Sweep {sweep.name} ({methods_text(_figures(sweep))})", titles, rows, note)
 
 
@@ -271,7 +275,7 @@ def sweep_headline(sweep: Sweep) -> str:
         return f"{words}."
     second = min(rest, key=lambda row: row.j_per_item.value if row.j_per_item else math.inf)
     apart = not cheapest.lower_bound and _apart(cheapest.j_per_item, second.j_per_item)
-    words += "; distinguishable from" if apart else "; inconclusive against"
+    words += "; distinguishable from" if apart else "; not distinguishable from"
     return f"{words} the next, {second.label}. Fastest: {_fastest(sweep)}."
 
 
@@ -287,7 +291,7 @@ def _fastest(sweep: Sweep) -> str:
     if not fast:
         return "unknown"
     best = max(fast, key=lambda row: row.items_per_s.value if row.items_per_s else 0.0)
-    return f"{best.label} ({interval_text(best.items_per_s, three_digits)} {sweep.item}s/s)"
+    return f"{best.label} ({interval_text(best.items_per_s, three_digits, f' {sweep.item}s/s')})"
 
 
 def item_energy_text(row: SweepRow) -> str:
@@ -297,15 +301,20 @@ def item_energy_text(row: SweepRow) -> str:
     return interval_text(row.j_per_item, energy_text)
 
 
-def interval_text(interval: Interval | None, text: Text_of) -> str:
+def interval_text(interval: Interval | None, text: Text_of, unit: str = "") -> str:
+    """`634 [554, 713]`; `unit` is added once, for a `text` without it."""
     if interval is None:
         return NOTHING
     if not math.isfinite(interval.high) or interval.low == interval.high:
-        return text(interval.value)
-    # with few scattered repeats a t interval reaches below 0, which is impossible for these quantities
-    if interval.low <= 0:
-        return f"{text(interval.value)}, {INCONCLUSIVE}"
-    return f"{text(interval.value)} [{text(interval.low)}, {text(interval.high)}]"
+        return f"{text(interval.value)}{unit}"
+    if _is_wide(interval):
+        return f"{text(interval.value)}{unit}, {_WIDE}"
+    return f"{text(interval.value)} [{text(interval.low)}, {text(interval.high)}]{unit}"
+
+
+def _is_wide(interval: Interval) -> bool:
+    """With few scattered repeats a t interval reaches below 0, which is impossible for these quantities."""
+    return math.isfinite(interval.high) and interval.low <= 0 and interval.low != interval.high
 
 
 def _figures(sweep: Sweep) -> list[EnergyFigure]:
