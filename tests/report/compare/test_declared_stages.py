@@ -61,7 +61,7 @@ def test_time_of_a_method_leaves_out_setup_and_the_shared_teacher(made, tmp_path
     teacher, *_, record = made.demo_records()
     record = record.model_copy(update={"stages": stages})
     grid = brief_grid(compare(made.group_of([teacher, record]), [teacher, record], tmp_path))
-    times = {row[0]: row[[column.title for column in grid.columns].index("Time, student stages")] for row in grid.rows}
+    times = {row[0]: row[[column.title for column in grid.columns].index("Time for one student")] for row in grid.rows}
     assert times == {"teacher": "-", record.label: "7.0 s"}
 
 

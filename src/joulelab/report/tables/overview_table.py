@@ -87,7 +87,7 @@ def _title(key: str, comparison: Comparison) -> str:
     if key == "inference":
         return f"{_TITLES[key]}, per {' or '.join(_served_items(comparison))}"
     if key == "time" and any(row.unmetered or row.teacher_share for row in comparison.rows):
-        return "Time, student stages"
+        return "Time for one student"
     return _TITLES[key]
 
 
