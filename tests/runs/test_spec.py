@@ -15,6 +15,7 @@ from joulelab.runs.spec import (
     load_spec,
     merge,
     parse_overrides,
+    parse_yaml,
     read_experiment,
     read_layers,
     read_mapping,
@@ -43,7 +44,11 @@ def test_a_key_nothing_like_any_other_gets_the_list():
         ({"training": {"epochs": [1, 2]}}, "training.epochs: expected a number, found a list [1, 2]"),
         ({"training": {"batch_size": 1.5}}, "training.batch_size: expected a whole number, found 1.5"),
         ({"training": {"batch_size": "8"}}, "training.batch_size: expected a whole number, found the text '8'"),
-        ({"training": 3}, "training: expected a section with keys, found 3"),
+        (
+            {"training": 3},
+            "training: expected a section with keys, found 3; its keys are training.accumulate, "
+            "training.activation_checkpointing, training.batch_size, training.betas and 31 more",
+        ),
         ({"training": {"learning_rate": -1}}, "training.learning_rate: expected a number greater than 0, found -1"),
         ({"device": "tpu"}, "device: expected 'auto', 'cpu' or 'cuda', found the text 'tpu'"),
         ({"seed": None}, "seed: expected a whole number, found null"),
@@ -336,6 +341,15 @@ def test_every_file_of_a_setting_may_be_next_to_the_settings(tmp_path):
     assert layers["generation"]["prompts_from"] == str(tmp_path / "prompts.jsonl")
     assert layers["preferences"]["judge"]["model"] == str(tmp_path / "judge")
     assert layers["quality"] == {"answers": str(tmp_path / "questions.jsonl"), "harness_folder": "absent"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e6", 1_000_000), ("2E+3", 2000), ("1e-4", 0.0001), ("1.0e6", 1e6), ("1e30", 1e30), ("3.0", 3.0)],
+)
+def test_a_whole_number_may_have_an_exponent(text, value):
+    found = parse_yaml(text, "here")
+    assert found == value and type(found) is type(value)
 
 
 def test_settings_of_wandb_have_two_names_as_well(tmp_path):

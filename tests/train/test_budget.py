@@ -16,6 +16,7 @@ from joulelab.errors import ConfigError, EndedBySignal, NotFoundError
 from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.meter.sensors import Device
 from joulelab.meter.trace import LineFile, header
+from joulelab.runs.spec import check
 from joulelab.train.budget import (
     MIN_FRACTION,
     READ_EVERY_S,
@@ -570,3 +571,16 @@ def test_a_reading_is_due_when_its_time_has_come():
     timed.update(Position(step=3), timed.read(Position(step=3)))
     now[0] += READ_EVERY_S
     assert timed.read(Position(step=4)) == pytest.approx(0.21)
+
+
+@pytest.mark.parametrize(
+    ("measured", "estimate", "counts", "refused"),
+    [((), "cpu", False, True), ((), "cpu", True, False), ((), None, True, True), (("gpu",), None, False, False)],
+)
+def test_a_joule_budget_without_a_sensor_is_refused_before_the_run(monkeypatch, measured, estimate, counts, refused):
+    found = SimpleNamespace(measured=measured, estimate=estimate)
+    monkeypatch.setattr("joulelab.runs.environment.discover_sensors", lambda config: found)
+    limit = {"epochs": None, "max_energy_j": 5.0, "budget_counts_estimates": counts}
+    spec = check({"pipeline": "train", "name": "x", "model": "gpt2", "size": "tiny", "training": limit})
+    with pytest.raises(ConfigError, match="no energy sensor works") if refused else nullcontext():
+        spec.require_energy_reading()

@@ -337,6 +337,7 @@ def _checks(spec: RunSpec, options: RunOptions) -> Iterator[Callable[[], object]
         yield lambda: demand_hardware(spec.hardware)
         if (options.until or getattr(spec, "until", "train")) == "train":
             yield lambda: spec.require_ranks(started_by_torchrun(), rank_count(), host_count())
+            yield spec.require_energy_reading
     if spec.energy.prometheus:
         yield lambda: require_free(spec.energy.prometheus)
     yield lambda: check_installed(spec.energy)

@@ -97,7 +97,12 @@ def _sentence(finding: dict[str, Any], model: type[BaseModel]) -> str:
             str(finding["ctx"]["error"]),
         )
         return f"{key + ': ' if key else ''}{text}"
-    return f"{key}: {expected_and_found(finding)}"
+    example = ""
+    if kind in ("model_type", "model_attributes_type"):
+        names = [f"{key}.{name}" for name in field_names(model, finding["loc"])]
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        example = f"; its keys are {', '.join(names[:4])}{more}" if names else ""
+    return f"{key}: {expected_and_found(finding)}{example}"
 
 
 def expected_and_found(finding: Mapping[str, Any]) -> str:
@@ -173,6 +178,17 @@ _Loader.add_implicit_resolver(
     list("-+0123456789."),
 )
 
+
+_WHOLE = re.compile(r"[-+]?\d+[eE]\+?\d{1,2}")
+
+
+def _read_number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+    """`1e6` is a whole number, as for the number of tokens; `1.0e6` is not."""
+    value = float(loader.construct_yaml_float(node))
+    return int(value) if _WHOLE.fullmatch(node.value) and abs(value) < 2**53 else value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _read_number)
 
 # Limits of a settings file. Ours have fewer than 200 values and 5 levels; a list of layers or columns may be long.
 _MOST_BYTES = 10 << 20
@@ -414,6 +430,10 @@ class RunSpec(Section):
     def require_ranks(self, launched: bool, ranks: int, hosts: int) -> None:
         """Raise `ConfigError` if a training of this run cannot run on so many ranks, which torchrun starts if
         `launched`. Not one of `checks`, which are also made on a login node."""
+
+    def require_energy_reading(self) -> None:
+        """Raise `ConfigError` if this machine cannot measure the energy that limits a training of this run. Not one of
+        `checks`, which are also made on a login node."""
 
     def require_packages(self) -> None:
         """Raise `DependencyMissing` if a package is not installed without which no stage can run."""

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from joulelab.errors import ConfigError
 from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.runs.context import RunContext
-from joulelab.train.config import TrainingConfig
+from joulelab.train.config import TrainingConfig, unmeasured_budget
 
 
 @dataclass(frozen=True)
@@ -301,11 +300,7 @@ def wait_for_energy_reading(run: RunContext, live: LiveEnergy, config: TrainingC
     start_s = time.monotonic()
     while (reading_j := live.read_now(config.budget_counts_estimates)) is None:
         if time.monotonic() - start_s > timeout_s:
-            raise ConfigError(
-                "an energy budget was set but no energy sensor works on this machine",
-                "run `joulelab doctor` to see why, or let estimates count "
-                "(training.budget_counts_estimates=true), or set the budget in tokens",
-            )
+            raise unmeasured_budget()
         run.stop.check()
         time.sleep(0.1)
     return reading_j

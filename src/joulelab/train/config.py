@@ -8,11 +8,20 @@ from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
 from joulelab.errors import ConfigError
+from joulelab.runs import environment
 from joulelab.runs.spec import RunSpec, Section
 
 Optimizer = Literal["adamw", "adamw-8bit", "adafactor", "sgd"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 CompileMode = Literal["off", "default", "blocks", "reduce-overhead", "max-autotune"]
+
+
+def unmeasured_budget() -> ConfigError:
+    return ConfigError(
+        "an energy budget was set but no energy sensor works on this machine",
+        "run `joulelab doctor` to see why, or let estimates count (training.budget_counts_estimates=true), or set "
+        "another budget",
+    )
 
 
 class TrainingConfig(Section):
@@ -205,6 +214,14 @@ class TrainingRunSpec(RunSpec):
     def trainings(self) -> tuple[TrainingConfig, ...]:
         """The trainings this run may do."""
         return ()
+
+    def require_energy_reading(self) -> None:
+        for training in self.trainings:
+            if training.max_energy_j is None or training.replay_budget_of is not None:
+                continue
+            sensors = environment.discover_sensors(self.energy)
+            if not sensors.measured and not (training.budget_counts_estimates and sensors.estimate):
+                raise unmeasured_budget()
 
     def require_ranks(self, launched: bool, ranks: int, hosts: int) -> None:
         for training in self.trainings:

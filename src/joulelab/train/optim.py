@@ -21,6 +21,7 @@ from joulelab import clock
 from joulelab.errors import ConfigError
 from joulelab.train.bf16_weights import Bf16Updates
 from joulelab.train.config import TrainingConfig
+from joulelab.zoo.quantization import quiet_bitsandbytes
 
 
 def make_optimizer(
@@ -45,6 +46,7 @@ def _plain_optimizer(parameters: Iterable[nn.Parameter], config: TrainingConfig)
     ]
     rate = config.learning_rate
     if config.optimizer == "adamw-8bit":
+        quiet_bitsandbytes()
         import bitsandbytes
 
         # Blocks of 256 numbers share one scale (Dettmers et al., 2022). Tensors below 4,096 elements

@@ -7,6 +7,7 @@ quantizes weights and activations per row and multiplies in FP8; fp8-weights and
 
 from __future__ import annotations
 
+import logging
 from typing import Literal, get_args
 
 from joulelab import lookup
@@ -23,6 +24,12 @@ PACKAGE = {
 }
 WEIGHT_BYTES = {"int8": 1.0, "nf4": 0.5, "fp8": 1.0, "fp8-weights": 1.0, "int4": 0.5}
 GPU_ONLY = ("fp8", "int4")
+
+
+def quiet_bitsandbytes() -> None:
+    """Call it before bitsandbytes is imported, also by peft: on a CPU it warns that an optional kernel could not be
+    downloaded, and later in every product that LLM.int8() quantizes from float16."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def is_quantized(dtype: str) -> bool:

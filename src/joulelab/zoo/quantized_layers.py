@@ -8,7 +8,6 @@ formats start from the same weights.
 from __future__ import annotations
 
 import importlib.metadata
-import logging
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import nn
 
 from joulelab.errors import DeviceMissing, JoulelabError
 from joulelab.zoo.pretrained import cast_for_inference
-from joulelab.zoo.quantization import PACKAGE
+from joulelab.zoo.quantization import PACKAGE, quiet_bitsandbytes
 
 # Tensor cores multiply FP8 from this compute capability on (Ada, Hopper).
 _FP8_CAPABILITY = (8, 9)
@@ -76,9 +75,7 @@ def _linear_layers(model: Any) -> list[tuple[Any, str, Any]]:
 
 
 def _replace_by_bitsandbytes(model: Any, kind: str) -> None:
-    # Before the import, which on a CPU warns that an optional kernel could not be downloaded; later bitsandbytes would
-    # warn in every product that LLM.int8() quantizes from float16.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    quiet_bitsandbytes()
     import bitsandbytes as bnb
 
     for parent, name, old in _linear_layers(model):

@@ -212,9 +212,13 @@ def test_a_teacher_that_only_a_server_has_needs_no_file_here(lab, tmp_path, pipe
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({}, "the student needs a tokenizer: name one with data.tokenizer"),
-        ({"data": {"tokenizer": "HERE"}, "quality": {"against_teacher": True}}, "big/teacher"),
-        ({"data": {"tokenizer": "HERE"}, "generation": {"min_score": 0.1}}, "big/teacher"),
+        ({}, "its files are needed here for the student's tokenizer (name another one with data.tokenizer)"),
+        (
+            {"data": {"tokenizer": "HERE"}, "student": {"teacher_embeddings": True}},
+            "its files are needed here for student.teacher_embeddings=true",
+        ),
+        ({"data": {"tokenizer": "HERE"}, "quality": {"against_teacher": True}}, "quality.against_teacher=true"),
+        ({"data": {"tokenizer": "HERE"}, "generation": {"min_score": 0.1}}, "preferences.judge.kind=likelihood"),
     ],
 )
 def test_what_needs_the_files_of_a_served_teacher_is_refused_before_it_runs(lab, changes, text):
@@ -309,7 +313,7 @@ def test_budgets_are_parsed_with_their_unit_and_set_where_the_pipeline_has_them(
         (["until=preferences", "generation.answer.n=1"], "a pair needs two answers"),
         (["preferences.rubric=' '"], "what makes an answer good"),
         (["teacher.server=localhost:8000"], "not the address of a server"),
-        (["teacher.server=http://x/v1"], "kd until=train needs no server"),
+        (["teacher.server=http://x/v1"], "kd needs no server"),
         (["pipeline=dpo", "teacher.server=http://x/v1", "preferences.candidates_from=start"], "needs no server"),
         (["student.layers=[0, 1]", "student.size=3m"], "name layers and size; unset .* student.size=null"),
         (["student.layers=[]"], "layers is empty"),

@@ -665,14 +665,25 @@ class CausalSpec(LanguageModelSpec):
         return self.pipeline not in ("sft", "self") or self.student.layers is not None
 
     @property
-    def teacher_is_elsewhere(self) -> bool:
-        """Whether no file of `teacher.model` is needed here: a server generates its completions, and nothing else is
-        asked of it."""
+    def served_teacher_is_used_for(self) -> tuple[str, ...] | None:
+        """If a server generates the teacher's completions: the settings that need files of `teacher.model` on this
+        machine. None: the teacher is a model here."""
+        if self.teacher.server is None or not self.teacher_generates or self.pipeline == "on-policy":
+            return None
         judge, student = self.preferences.judge, self.student
         judges_here = self.teacher_judges and judge.asks_model and judge.model is None and judge.server is None
-        is_served = self.teacher.server is not None and self.teacher_generates and self.pipeline != "on-policy"
-        used = judges_here or self.evaluates_teacher or student.layers is not None or student.teacher_embeddings
-        return is_served and not used
+        uses = {
+            "student.teacher_embeddings=true": student.teacher_embeddings,
+            "student.layers": student.layers is not None,
+            "quality.against_teacher=true": self.evaluates_teacher,
+            f"preferences.judge.kind={judge.kind} without preferences.judge.model": judges_here,
+        }
+        return tuple(setting for setting, is_used in uses.items() if is_used)
+
+    @property
+    def teacher_is_elsewhere(self) -> bool:
+        """Whether no file of `teacher.model` is needed here."""
+        return self.served_teacher_is_used_for == ()
 
     @property
     def compares_distributions(self) -> bool:
@@ -897,8 +908,9 @@ class CausalSpec(LanguageModelSpec):
             ),
             (
                 self.teacher.server is not None and not self.teacher_generates and self.pipeline != "on-policy",
-                f"{self.pipeline} until={self.until} needs no server: teacher.server generates answers in synthetic "
-                "and dpo and scores them in on-policy; remove it, or use one of these pipelines, or until=generation",
+                f"{self.pipeline}{'' if complete else f' until={self.until}'} needs no server: teacher.server "
+                "generates answers in synthetic and dpo and scores them in on-policy; remove it, or use one of these "
+                "pipelines, or until=generation",
             ),
             (
                 self.teacher.server is not None and answer.num_beams > 1,

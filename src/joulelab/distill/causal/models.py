@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -53,7 +55,7 @@ from joulelab.zoo.pretrained import (
     seeded_init,
     weights_identity,
 )
-from joulelab.zoo.quantization import WEIGHT_BYTES, is_quantized
+from joulelab.zoo.quantization import WEIGHT_BYTES, is_quantized, quiet_bitsandbytes
 from joulelab.zoo.quantized_layers import quantization_of, quantize
 from joulelab.zoo.students import check_layers
 
@@ -132,7 +134,8 @@ def check_models(spec: CausalSpec) -> None:
         _check_lora_targets(student, spec.teacher.model)
     if spec.until == "data" or not (spec.has_teacher or student.teacher_embeddings) or spec.teacher_is_elsewhere:
         return
-    teacher = causal_lm_config(spec.teacher.model)
+    with naming_uses_of_served_teacher(spec):
+        teacher = causal_lm_config(spec.teacher.model)
     if spec.until != "train":
         return
     if student.layers is not None:
@@ -310,13 +313,23 @@ def check_embedding_width(teacher_width: int, student_width: int) -> None:
 
 
 def student_tokenizer(spec: CausalSpec) -> Any:
-    try:
+    with naming_uses_of_served_teacher(spec):
         return load_tokenizer(spec.tokenizer)
+
+
+@contextmanager
+def naming_uses_of_served_teacher(spec: CausalSpec) -> Iterator[None]:
+    """An error that a served teacher's files are not here says which settings need them."""
+    try:
+        yield
     except NotFoundError as error:
-        if spec.teacher_is_elsewhere and spec.tokenizer == spec.teacher.model:
-            hint = "its server generates the text, but the student needs a tokenizer: name one with data.tokenizer"
-            raise NotFoundError(error.message, hint, error.name) from error
-        raise
+        uses = list(spec.served_teacher_is_used_for or ())
+        if spec.tokenizer == spec.teacher.model:
+            uses.append("the student's tokenizer (name another one with data.tokenizer)")
+        if spec.served_teacher_is_used_for is None or error.name != spec.teacher.model or not uses:
+            raise
+        hint = f"teacher.server generates with it, but its files are needed here for {', '.join(uses)}"
+        raise NotFoundError(error.message, hint, error.name) from error
 
 
 def make_student(config: CausalStudent, teacher: nn.Module | None, tokenizer: Any, seed: int) -> nn.Module:
@@ -424,6 +437,7 @@ class LoraModel:
 
 def add_lora(model: nn.Module, config: Lora, seed: int) -> LoraModel:
     """The model with trainable low-rank adapters on its frozen layers."""
+    quiet_bitsandbytes()  # which peft imports
     import peft
 
     lora = peft.LoraConfig(
@@ -434,7 +448,9 @@ def add_lora(model: nn.Module, config: Lora, seed: int) -> LoraModel:
         task_type="CAUSAL_LM",
     )
     try:
-        with seeded_init(seed):
+        with seeded_init(seed), warnings.catch_warnings():
+            # transformers deprecates a name that peft still uses
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
             wrapped: Any = peft.get_peft_model(model, lora)
     except ValueError as error:
         raise ConfigError(f"adapters do not fit this student: {error}", "check student.lora.targets") from error
