@@ -12,6 +12,7 @@ def test_a_nan_loss_ends_the_run_as_failed_with_its_joules(tmp_path):
     done = joulelab_here("train", MODEL, *words, "--runs-dir", tmp_path)
     assert done.returncode == 1
     assert "error: the loss became" in done.stderr
+    assert "resume" not in done.stderr, "the same settings diverge again"
     assert "Traceback" not in done.stderr
     record = shown(tmp_path, "perceptron")
     assert record["status"] == "failed"

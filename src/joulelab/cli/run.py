@@ -35,7 +35,7 @@ from joulelab.cli.options import (
     requested_settings,
     script_settings,
 )
-from joulelab.errors import UsageError
+from joulelab.errors import NonFiniteLoss, UsageError
 
 if TYPE_CHECKING:
     from joulelab.runs.context import Progress
@@ -430,7 +430,7 @@ def run_folder(folder: Path, options: RunOptions) -> None:
             record = execute(RunPaths(folder), progress, options.until)
     except BaseException as error:
         print(f"show its record: joulelab show {folder}", file=sys.stderr)
-        if not isinstance(error, UsageError):  # resuming does not fix wrong settings
+        if not isinstance(error, UsageError | NonFiniteLoss):  # resuming does not fix wrong settings
             print(f"resume it:       joulelab run --resume {folder}", file=sys.stderr)
         raise
     if record.status == "queued":
