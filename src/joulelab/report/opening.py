@@ -50,7 +50,7 @@ def run_tiles(record: RunRecord) -> tuple[Tile, ...]:
     tiles.append(Tile("Time", duration_text(duration_s), f"mean power {power}" if power else ""))
     if quality is not None:
         value, _, interval = quality.text().partition(" [")
-        tiles.append(Tile(_capital(quality.measure.title), value, f"95 % interval [{interval}" if interval else ""))
+        tiles.append(Tile(quality.measure.heading, value, f"95 % interval [{interval}" if interval else ""))
     tiles += _inference_tiles(record)
     tiles.append(_grade_tile([record]))
     return tuple(tiles)
@@ -165,7 +165,3 @@ def run_headline(record: RunRecord) -> str:
     if found.inherited is not None and found.inherited.energy_j is not None:
         parts.append(f"{labeled_text(found.whole, found.mixed_whole)}, inherited energy included")
     return ", ".join(parts) + "."
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

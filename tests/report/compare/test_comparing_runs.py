@@ -60,7 +60,7 @@ def test_numbered_variants_say_where_their_settings_are(made, comparison_of) -> 
     names = {"response KD": "KD, variant 1", "response + feature KD": "KD, variant 2"}
     records = [one.model_copy(update={"label": names.get(one.label, one.label)}) for one in made.demo_records()]
     text = " ".join(verdict._caveats(comparison_of(records)))
-    assert "KD, variant 1 and KD, variant 2 differ in several settings (`joulelab compare -v` lists them)." in text
+    assert "KD, variant 1 and KD, variant 2 differ in several settings, listed in `compare -v` and `report`." in text
 
 
 def test_accuracy_is_the_mean_over_seeds_with_the_interval_of_the_test_set(made, comparison_of) -> None:

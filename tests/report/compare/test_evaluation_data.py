@@ -10,6 +10,7 @@ from joulelab.report.compare.break_even_report import break_even_rows
 from joulelab.report.compare.method_rows import compare
 from joulelab.report.compare.verdict import short_verdict, verdict
 from joulelab.report.tables.comparison_tables import comparison_markdown, equal_energy_grid
+from joulelab.report.tables.overview_table import overview_grid
 from joulelab.runs.artifacts import external
 from joulelab.runs.paths import write_json
 from joulelab.runs.record import Result
@@ -93,4 +94,6 @@ def test_a_split_of_the_source_is_no_file_and_an_older_record_lacks_settings(com
 
 def test_a_loss_per_byte_does_not_depend_on_the_tokens(comparison) -> None:
     assert "number of bits per byte" in verdict(comparison(tokens=(900, 950), result="student.bits_per_byte")).headline
+    found = comparison(tokens=(900, 950), result="student.bits_per_byte")
+    assert "Bits per byte [95 %]" in [column.title for column in overview_grid(found).columns]
     assert comparison(tokens=(900, 950), result="student.bits_per_byte").row("KD").same_data

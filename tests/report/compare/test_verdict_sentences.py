@@ -192,7 +192,7 @@ def test_without_a_finished_baseline_no_difference_is_significant(made, tmp_path
 def test_one_run_per_side_is_the_reason_in_the_headline(made, verdict_on) -> None:
     found = verdict_on([made.labels_only(0, 500), made.distilled("response KD", 0, 900, 131.0)])
     assert (
-        "no method is significantly more or less accurate (only one run on one side: a single run cannot"
+        "no method is significantly more or less accurate (at least one side has a single run, which cannot"
         in found.headline
     )
 

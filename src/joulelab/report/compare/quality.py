@@ -66,6 +66,12 @@ class Measure:
         return _TITLES.get(self.name, self.name.replace("_", " ").replace(".", " "))
 
     @property
+    def heading(self) -> str:
+        """The title of a column or an axis: `Bits per byte`."""
+        words = self.title.removeprefix("number of ")
+        return words[:1].upper() + words[1:]
+
+    @property
     def of_training(self) -> bool:
         """A loss on the training data, by the objective of the method."""
         parts = self.name.split(".")
@@ -86,9 +92,8 @@ class Measure:
 
     @property
     def axis(self) -> str:
-        title = self.title[:1].upper() + self.title[1:]
         unit = "nats per token" if self.unit == "nats" else self.unit
-        return f"{title} ({unit})" if unit else title
+        return f"{self.heading} ({unit})" if unit else self.heading
 
     @property
     def sign(self) -> int:

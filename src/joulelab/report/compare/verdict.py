@@ -72,12 +72,12 @@ def _difference_clause(rows: Sequence[Row], measure: Measure, title: str) -> str
 
 
 def _single_runs(methods: Sequence[Row]) -> str:
-    """Why even a large difference is not significant: a side has one run."""
+    """Why even a large difference is not significant: one side or both have one run."""
     single = [row for row in methods if row.difference and row.difference.reason in SINGLE]
     if not single:
         return ""
     which = "" if len(single) == len(methods) else f" for {listed([row.label for row in single])}"
-    return f" (only one run on one side{which}: a single run cannot show a difference between methods; add seeds)"
+    return f" (at least one side{which} has a single run, which cannot show a difference between methods; add seeds)"
 
 
 def _article(title: str) -> str:
@@ -394,7 +394,7 @@ def _caveats(comparison: Comparison) -> list[str]:
         texts.append(TRAINING_LOSS)
     numbered = [row.label for row in comparison.rows if VARIANT in row.label]
     if numbered:
-        texts.append(f"{listed(numbered)} differ in several settings (`joulelab compare -v` lists them).")
+        texts.append(f"{listed(numbered)} differ in several settings, listed in `compare -v` and `report`.")
     texts += [*chance_sentences(comparison), *contention_sentences(comparison)]
     unmetered = list(dict.fromkeys(name for row in comparison.rows for name in row.unmetered))
     if unmetered:

@@ -65,7 +65,7 @@ def quality_grid(comparison: Comparison) -> Grid | None:
         )
         for row in comparison.rows
     ]
-    title, unit = ("Loss", "nats/token") if measure.unit == "nats" else (_capital(measure.title), measure.unit)
+    title, unit = ("Loss", "nats/token") if measure.unit == "nats" else (measure.heading, measure.unit)
     heading = f"{title}, {unit}" if unit else title
     by_seed = f"By seed, {unit}" if measure.percent else "By seed"
     difference = f"Difference, {measure.difference_unit}" if measure.difference_unit else "Difference"
@@ -163,10 +163,6 @@ def _significance(difference: QualityDifference) -> str:
     if difference.models_only:
         return "models only" if difference.paired and difference.paired.significant else "no"
     return "no" if difference.interval and difference.interval.bounded else "one run"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 # Result -> column title, and factor (100 for percent)
