@@ -10,6 +10,7 @@ import pytest
 from joulelab.clock import NS
 from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.meter.marks import PhaseAggregate
+from joulelab.report.tables.run_tables import run_result
 from joulelab.runs import assemble as assembling
 from joulelab.runs.assemble import assemble
 from joulelab.runs.attempt_data import SOURCE as CODECARBON
@@ -100,6 +101,18 @@ def test_idle_power_is_subtracted_over_the_covered_time_alone_and_has_an_interva
     assert train.above_idle_j == pytest.approx(29 * 420, rel=0.02)
     assert train.above_idle.is_lower_bound and train.above_idle.half_width_j > 0
     assert train.mean_power_w == pytest.approx(500, rel=0.02)
+
+
+def test_a_run_that_used_a_server_without_a_meter_states_a_lower_bound_in_every_figure_of_its_own(tmp_path):
+    paths = make(tmp_path)
+    assert not flat_summary(assemble(paths, "done"))["lower_bound"]
+    asked = {"kind": "unmetered", "stage": "student.train", "server": "http://far:8000/v1", "reason": "no sensor"}
+    with paths.events("h", 0, 1).open("a") as events:
+        events.write(json.dumps(asked) + "\n")
+    record = assemble(paths, "done")
+    assert record.best_energy.is_lower_bound and record.totals.figure.is_lower_bound
+    assert flat_summary(record)["shown_energy_lower_bound"] and flat_summary(record)["student.train.lower_bound"]
+    assert run_result(record).startswith("run: ≥ 29.")
 
 
 def test_an_idle_baseline_states_its_state_and_its_stability(tmp_path):
