@@ -367,9 +367,9 @@ def query(
 
     Examples:
 
-      joulelab query "select label, avg(energy_j) from runs where status = 'done' group by label"
+      joulelab query "select label, avg(shown_energy_j) from runs where status = 'done' group by label"
 
-      joulelab query "select stage, sum(gpu_j) / 3.6e6 as kwh from stages group by stage order by kwh desc"
+      joulelab query "select stage, sum(shown_energy_j) / 3.6e6 as kwh from stages group by stage order by kwh desc"
 
       joulelab query "select settings->>'$.training.learning_rate' as lr, results['student.accuracy'] from runs"
 
