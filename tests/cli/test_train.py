@@ -61,7 +61,7 @@ def test_the_trackers_findings_are_in_the_record_and_the_table(trained, record):
 
 
 def test_the_table_summarizes_the_training(trained):
-    for words in ("sequences/s over the stage", "per sequence", "in 25 steps", "validation loss", "137 k parameters"):
+    for words in ("sequences/s over the stage", "per sequence", "in 25 steps", "held-out loss", "137 k parameters"):
         assert words in " ".join(trained.stdout.split())  # lines are wrapped where their numbers are long
     assert "model.train.first_loss" not in trained.stdout, "reported in words, not a second time as a raw result"
 

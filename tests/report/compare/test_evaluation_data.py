@@ -44,7 +44,7 @@ def comparison(made, tmp_path: Path):
 
 def test_losses_on_the_same_data_are_compared_whatever_was_trained_on(comparison) -> None:
     found = comparison(other={**DATA, "documents": 1000, "row_length": 256}, tokens=(900, 900))
-    assert "KD has a lower validation loss" in verdict(found).headline
+    assert "KD has a lower held-out loss" in verdict(found).headline
     assert "on the same held-out tokens" in comparison_markdown(found)
 
 
@@ -66,7 +66,7 @@ def test_losses_on_the_same_data_are_compared_whatever_was_trained_on(comparison
 def test_losses_on_other_data_are_not_compared_and_the_first_line_says_so(comparison, changes, stated) -> None:
     found = comparison(**changes)
     reason = f"the runs were evaluated on different data ({stated})"
-    assert f"the validation loss of KD cannot be compared, because {reason}" in short_verdict(found)[0]
+    assert f"the held-out loss of KD cannot be compared, because {reason}" in short_verdict(found)[0]
     text = comparison_markdown(found)
     assert "same held-out tokens" not in text and f"Not comparable: {reason}." in text
     assert "-1.000" not in text and "Pareto" not in text and "At equal" not in text

@@ -1,4 +1,4 @@
-"""A comparison by validation loss: less is better, and the seeds are the sample."""
+"""A comparison by held-out loss: less is better, and the seeds are the sample."""
 
 import json
 import re
@@ -39,11 +39,9 @@ BETTER = {"labels only": (3.30, 3.32), "response KD": (3.101, 3.119)}
 
 def test_a_lower_loss_over_all_seeds_is_reported_as_better(comparison):
     found = verdict(comparison(BETTER))
-    assert found.headline.startswith(
-        "Compared with labels only, response KD has a lower validation loss (-0.200 nats); "
-    )
+    assert found.headline.startswith("Compared with labels only, response KD has a lower held-out loss (-0.200 nats); ")
     assert found.sentences[0] == (
-        "response KD has a validation loss 0.200 nats lower than labels only "
+        "response KD has a held-out loss 0.200 nats lower than labels only "
         "(95 % interval [-0.213, -0.187]; seeds -0.199, -0.201)."
     )
 
@@ -51,7 +49,7 @@ def test_a_lower_loss_over_all_seeds_is_reported_as_better(comparison):
 def test_the_headline_names_methods_that_are_better_and_those_that_are_worse(comparison):
     found = verdict(comparison({**BETTER, "response + feature KD": (3.50, 3.521)}))
     assert found.headline.startswith(
-        "Compared with labels only, response KD has a lower validation loss (-0.200 nats), and response + feature KD "
+        "Compared with labels only, response KD has a lower held-out loss (-0.200 nats), and response + feature KD "
         "has a higher one (+0.201 nats); "
     )
 
@@ -63,8 +61,8 @@ def test_seeds_that_state_the_same_have_no_interval_without_width(comparison):
 
 def test_seeds_that_disagree_resolve_nothing(comparison):
     found = verdict(comparison({"labels only": (3.30, 3.32), "response KD": (3.10, 3.40)}))
-    assert "no method has a significantly lower or higher validation loss" in found.headline
-    assert "validation loss inconclusive: difference -0.060 nats, 95 % interval" in found.sentences[0]
+    assert "no method has a significantly lower or higher held-out loss" in found.headline
+    assert "held-out loss inconclusive: difference -0.060 nats, 95 % interval" in found.sentences[0]
 
 
 def test_the_table_has_the_intervals_over_seeds(comparison):
@@ -79,7 +77,7 @@ def test_the_table_has_the_intervals_over_seeds(comparison):
 def test_figure_and_json_know_that_it_is_a_loss(comparison):
     found = comparison(BETTER)
     figure = quality_against_energy(found)
-    assert "Validation loss" in figure.description and "3.110 nats" in figure.description
+    assert "Held-out loss" in figure.description and "3.110 nats" in figure.description
     assert _difference(found.row("response KD").difference)["interval"]["value"] == pytest.approx(-0.2)
 
 
@@ -87,4 +85,4 @@ def test_the_axis_of_a_loss_is_named_once(comparison):
     """Layers that name an axis differently are joined, name after name, until the chart is a foot high."""
     figure = quality_against_energy(comparison(BETTER))
     names = set(re.findall(r'"title": "([^"]*nats[^"]*)"', json.dumps(figure.spec)))
-    assert names == {"Validation loss (nats per token), less is better"}
+    assert names == {"Held-out loss (nats per token), less is better"}

@@ -86,7 +86,7 @@ def test_a_training_loss_is_no_quality_and_where_it_is_requested_it_is_called_on
         )
         assert any("if the objectives differ, lower is not better" in text for text in output_text.sentences)
     output_text = verdict(compare(made.group_of(records), records, tmp_path))
-    assert "validation loss" in output_text.headline and not any(
+    assert "held-out loss" in output_text.headline and not any(
         "training loss" in text for text in output_text.sentences
     )
 

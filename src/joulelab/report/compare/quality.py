@@ -60,7 +60,7 @@ class Measure:
         if self.of_training:
             return "training loss"
         if self.name.endswith("loss"):
-            return "validation loss"
+            return "held-out loss"
         if self.name.startswith("harness."):
             return f"{self.name.removeprefix('harness.').removesuffix('.value').replace('.', ' ')} score"
         return _TITLES.get(self.name, self.name.replace("_", " ").replace(".", " "))

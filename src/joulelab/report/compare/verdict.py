@@ -51,7 +51,7 @@ def quality_clause(methods: Sequence[Row], measure: Measure) -> str:
 
 
 def _other_data_clauses(rows: Sequence[Row], measure: Measure) -> list[str]:
-    """`the validation loss of KD cannot be compared, because the runs were evaluated on different data (...)`"""
+    """`the held-out loss of KD cannot be compared, because the runs were evaluated on different data (...)`"""
     by_reason: dict[str, list[str]] = {}
     for row in rows:
         by_reason.setdefault(row.difference.reason if row.difference else "", []).append(row.label)
