@@ -316,6 +316,11 @@ def model_card(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None) -> 
     """The Hub's `co2_eq_emissions` in grams, with method and uncertainty in `source`."""
     if bill.kind == "group":
         raise UsageError(f"{bill.title} is a group, and a model card describes one model", "pass the run that made it")
+    trains = bill.record is None or any(stage.role in ("teacher", "student") for stage in bill.record.stages)
+    if bill.kind == "run" and not trains:
+        raise UsageError(
+            f"{bill.title} trained no model", "name the run that did; a model card has the CO2e of training"
+        )
     if co2e is None or grid is None:
         raise UsageError("a model card needs CO2e", NO_GRID)
     return _front_matter({"co2_eq_emissions": _emissions(bill, co2e, grid)})

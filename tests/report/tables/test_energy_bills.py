@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 
 from joulelab.cli.main import app
 from joulelab.data import sources
+from joulelab.errors import UsageError
 from joulelab.meter.figures import missing
 from joulelab.meter.importers import emissions_csv
 from joulelab.report.energy_sums import run_energy
-from joulelab.report.export import codecarbon_csv, training_type, write_model_cards
+from joulelab.report.export import codecarbon_csv, model_card, training_type, write_model_cards
 from joulelab.report.tables.bill_tables import find_bill, run_bill, sentences, tree_grid
 from joulelab.runs.artifacts import Bill, ancestry_of, external, read_bill, unmetered, write_bill
 from joulelab.runs.paths import RunPaths
@@ -152,6 +153,15 @@ def test_a_model_card_has_grams_and_what_they_rest_on(store: Path) -> None:
     assert card["emissions"] == pytest.approx(middle_g, rel=0.01) and "with the building" in card["source"]
     assert "energy counter" in card["source"] and "sample:minilm" in card["source"]
     assert card["training_type"] == "pre-training"  # the weights from elsewhere are its teacher's
+
+
+def test_a_run_that_trained_no_model_has_no_model_card(store: Path) -> None:
+    folder = next(store.glob("made-KD-*"))
+    record = load_record(folder)
+    stages = tuple(stage.model_copy(update={"role": "inference"}) for stage in record.stages)
+    bill = run_bill(record.model_copy(update={"stages": stages}))
+    with pytest.raises(UsageError, match="trained no model"):
+        model_card(bill, None, None)
 
 
 def test_the_folder_of_a_model_has_a_card_that_the_hub_reads(made, store: Path) -> None:
