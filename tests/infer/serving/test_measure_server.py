@@ -167,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(json.dumps({"data": [{"id": "tiny"}]}).encode())
+        self.wfile.write(json.dumps({"data": [{"id": "tiny", "max_model_len": 4096}]}).encode())
 
     def do_POST(self):
         asking.append(1)
