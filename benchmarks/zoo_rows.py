@@ -4,8 +4,8 @@ Each model trains in our loop on synthetic batches of the stated size and shape:
 of `--seconds` between two synchronizations, energy from the trace. `reference` is milabench's figure for one
 H200 (one H100 where it says so), taken from its published reports; `ratio` is ours over theirs.
 
-Every measurement is printed when it is made. All are made in one process; where it ends (a CUDA error, no memory) or
-takes longer than `--limit-s` for one of them, another process goes on with the next.
+Every measurement is printed when it is made. All run in one worker process; if it ends (a CUDA error, no memory) or takes
+longer than `--limit-s` for one of them, a new process continues with the next.
 
     python benchmarks/zoo_rows.py --models bert,resnet50 --seconds 10
     python benchmarks/zoo_rows.py --models bert,resnet50 --auto
@@ -242,7 +242,7 @@ def run_job(job: Job, compiled: CompileMode, seconds: float, device: torch.devic
 
 
 def work(jobs: list[Job], options: argparse.Namespace, done: Connection) -> None:
-    """In a process of its own: one job after the other; tells when each is over."""
+    """Run the jobs one after the other, in a separate process, and report the end of each."""
     device = torch.device("cpu") if options.tiny else torch.device("cuda", 0)
     # Shapes are the same at every step. `joulelab train` does not let cuDNN search: it took 200 s for regnet in fp32.
     torch.backends.cudnn.benchmark = not options.auto
