@@ -4,8 +4,8 @@ Each model trains in our loop on synthetic batches of the stated size and shape:
 of `--seconds` between two synchronizations, energy from the trace. `reference` is milabench's figure for one
 H200 (one H100 where it says so), taken from its published reports; `ratio` is ours over theirs.
 
-Every measurement is printed when it is made. All run in one worker process; if it ends (a CUDA error, no memory) or takes
-longer than `--limit-s` for one of them, a new process continues with the next.
+Every measurement is printed when it is made. All run in one worker process; if it ends (a CUDA error, no memory) or
+takes longer than `--limit-s` for one of them, a new process continues with the next.
 
     python benchmarks/zoo_rows.py --models bert,resnet50 --seconds 10
     python benchmarks/zoo_rows.py --models bert,resnet50 --auto
